@@ -1,0 +1,1 @@
+"""Routing of LLM requests to the replica that already holds their cache: an Envoy external processor."""
