@@ -1,0 +1,110 @@
+"""The endpoint picker: the pure core joined to a clock and to whoever watches decisions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from time import monotonic
+from typing import TYPE_CHECKING, Protocol
+
+from extproc.core.features import FeatureSettings, extract
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from extproc.core.decision import Decision
+    from extproc.core.features import Features
+    from extproc.core.request import Request
+    from extproc.core.router import Router
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseStart:
+    """What the beginning of an answer says.
+
+    first_token: the engine has finished the prefill (see `extproc.exchange`).
+    prompt_tokens, cached_tokens: the engine's own counts, None where it does not say.
+    served_endpoint: "ip:port" that really answered, None where the data plane does not say.
+    """
+
+    status: int
+    first_token: bool
+    prompt_tokens: int | None
+    cached_tokens: int | None
+    served_endpoint: str | None
+
+
+class DecisionObserver(Protocol):
+    """Watches decisions for spans, metrics and passive health. Called on the event loop: must not block.
+
+    `finished` follows every `decided` exactly once, whichever way the stream ends.
+    """
+
+    def decided(self, request: Request, features: Features, decision: Decision, took_s: float) -> None:
+        """A request was routed or refused; `took_s`: features and decision together."""
+
+    def response_started(self, decision: Decision, start: ResponseStart, since_decision_s: float) -> None:
+        """The answer's headers came; never called where the data plane does not send them."""
+
+    def finished(self, decision: Decision, since_decision_s: float) -> None:
+        """The stream ended."""
+
+
+class NoObserver:
+    """Nobody watches."""
+
+    def decided(self, request: Request, features: Features, decision: Decision, took_s: float) -> None:
+        pass
+
+    def response_started(self, decision: Decision, start: ResponseStart, since_decision_s: float) -> None:
+        pass
+
+    def finished(self, decision: Decision, since_decision_s: float) -> None:
+        pass
+
+
+@dataclass(slots=True)
+class EndpointPicker:
+    """What all streams share. `feature_settings` may be replaced between two requests (live reload).
+
+    clock: monotonic seconds.
+    """
+
+    router: Router
+    feature_settings: FeatureSettings = field(default_factory=FeatureSettings)
+    observer: DecisionObserver = field(default_factory=NoObserver)
+    clock: Callable[[], float] = monotonic
+
+    def pick(self, request: Request, allowed_endpoints: frozenset[str] | None) -> Pick:
+        """Route one request; the pick holds its lease until `Pick.finish`."""
+        began_s = self.clock()
+        features = extract(request, self.feature_settings)
+        decision = self.router.decide(features, began_s, allowed_endpoints)
+        now_s = self.clock()
+        self.observer.decided(request, features, decision, now_s - began_s)
+        return Pick(self, decision, now_s)
+
+
+@dataclass(slots=True)
+class Pick:
+    """A decision on its way: from the request's end to the stream's."""
+
+    picker: EndpointPicker
+    decision: Decision
+    decided_s: float
+    finished: bool = False
+
+    def response_started(self, start: ResponseStart) -> None:
+        now_s = self.picker.clock()
+        if start.first_token and self.decision.lease is not None:
+            self.picker.router.first_token(self.decision.lease, now_s, start.prompt_tokens, start.cached_tokens)
+        self.picker.observer.response_started(self.decision, start, now_s - self.decided_s)
+
+    def finish(self) -> None:
+        """Release the lease. Idempotent."""
+        if self.finished:
+            return
+        self.finished = True
+        now_s = self.picker.clock()
+        if self.decision.lease is not None:
+            self.picker.router.finish(self.decision.lease, now_s)
+        self.picker.observer.finished(self.decision, now_s - self.decided_s)

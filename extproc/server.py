@@ -1,0 +1,133 @@
+"""One gRPC port for Envoy: the external processor, endpoint discovery and health.
+
+asyncio rather than threads: a stream stays open for a whole generation, and a synchronous gRPC server would pin a
+thread to each of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+
+from extproc.exchange import MAX_HEAD_BYTES, Exchange
+from extproc.wire import UnknownMessage, decode, encode
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from extproc.eds import EndpointDiscovery
+    from extproc.picker import EndpointPicker
+
+EXTERNAL_PROCESSOR: Final = "envoy.service.ext_proc.v3.ExternalProcessor"
+ENDPOINT_DISCOVERY: Final = "envoy.service.endpoint.v3.EndpointDiscoveryService"
+
+LIVENESS: Final = "liveness"
+READINESS: Final = "readiness"
+"""Names of health services of the endpoint picker protocol (Gateway API Inference Extension, proposal 004)."""
+READY_SERVICES: Final = ("", READINESS, EXTERNAL_PROCESSOR)
+
+log = logging.getLogger(__name__)
+
+_RpcContext = grpc.aio.ServicerContext[bytes, bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class ServerSettings:
+    """The gRPC port.
+
+    listen: "host:port"; port 0 takes a free one.
+    max_message_bytes: largest message accepted; must hold the largest body that Envoy buffers (8 MiB) and its
+        envelope. grpcio's own default of 4 MiB would turn a 5 MB body into an error.
+    notice_s: at shutdown, between saying "not serving" and refusing streams: Envoy checks health every second
+        and needs two answers (envoy/bootstrap.yaml).
+    drain_s: at shutdown, time for open streams to end before they are cut. A cut stream costs its request
+        nothing: it has been routed, and Envoy lets it run on.
+    keepalive_s: how often a silent connection is pinged, so that one whose peer vanished frees its leases.
+    """
+
+    listen: str = "127.0.0.1:50051"
+    max_message_bytes: int = 16 * 1024 * 1024
+    notice_s: float = 2.0
+    drain_s: float = 10.0
+    keepalive_s: float = 10.0
+
+
+class Server:
+    """Serves from `start` to `stop`, on the running event loop. Not ready until `set_ready(True)`."""
+
+    def __init__(self, settings: ServerSettings, picker: EndpointPicker, endpoints: EndpointDiscovery) -> None:
+        self._settings = settings
+        self._picker = picker
+        self._endpoints = endpoints
+        self._health = health.aio.HealthServicer()
+        self._grpc = grpc.aio.server(options=_channel_options(settings))
+        self._grpc.add_generic_rpc_handlers(
+            (
+                # No (de)serializers: bytes pass as they are, and extproc.wire parses what is needed.
+                grpc.method_handlers_generic_handler(
+                    EXTERNAL_PROCESSOR, {"Process": grpc.stream_stream_rpc_method_handler(self._process)}
+                ),
+                grpc.method_handlers_generic_handler(
+                    ENDPOINT_DISCOVERY,
+                    {"StreamEndpoints": grpc.stream_stream_rpc_method_handler(self._stream_endpoints)},
+                ),
+            )
+        )
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._grpc)
+
+    async def start(self) -> str:
+        """Begin to serve; returns the "host:port" really bound. Raises RuntimeError where it cannot be bound."""
+        host = self._settings.listen.rpartition(":")[0]
+        port = self._grpc.add_insecure_port(self._settings.listen)
+        await self._health.set(LIVENESS, health_pb2.HealthCheckResponse.SERVING)
+        await self.set_ready(False)
+        await self._grpc.start()
+        return f"{host}:{port}"
+
+    async def set_ready(self, ready: bool) -> None:
+        """Say whether the fleet is known. While it is not, Envoy routes by its own fallback."""
+        status = health_pb2.HealthCheckResponse.SERVING if ready else health_pb2.HealthCheckResponse.NOT_SERVING
+        for service in READY_SERVICES:
+            await self._health.set(service, status)
+
+    async def stop(self) -> None:
+        """Leave gracefully: not ready, then no new streams, then the end of the open ones within `drain_s`."""
+        await self.set_ready(False)
+        await asyncio.sleep(self._settings.notice_s)
+        await self._grpc.stop(self._settings.drain_s)
+
+    async def _process(self, requests: AsyncIterator[bytes], context: _RpcContext) -> None:
+        exchange = Exchange(self._picker, MAX_HEAD_BYTES)
+        try:
+            while (message := await context.read()) is not grpc.aio.EOF:
+                for reply in exchange.receive(decode(message)):
+                    for response in encode(reply):
+                        await context.write(response)
+        except UnknownMessage as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        finally:
+            exchange.close()
+
+    async def _stream_endpoints(self, requests: AsyncIterator[bytes], context: _RpcContext) -> AsyncIterator[bytes]:
+        async for response in self._endpoints.serve(requests):
+            yield response
+
+
+def _channel_options(settings: ServerSettings) -> list[tuple[str, Any]]:
+    keepalive_ms = round(settings.keepalive_s * 1000)
+    return [
+        ("grpc.max_receive_message_length", settings.max_message_bytes),
+        ("grpc.max_send_message_length", settings.max_message_bytes),  # full duplex gives bodies back
+        ("grpc.keepalive_time_ms", keepalive_ms),
+        ("grpc.keepalive_timeout_ms", keepalive_ms),
+        # Envoy pings too, with no call open; grpcio would answer the third such ping with GOAWAY.
+        ("grpc.http2.min_ping_interval_without_data_ms", 1000),
+        ("grpc.keepalive_permit_without_calls", 1),
+        # Otherwise a second router on the same port would silently take half of the connections.
+        ("grpc.so_reuseport", 0),
+    ]
