@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from extproc.core.lease import Lease
@@ -31,8 +31,7 @@ class Reason(StrEnum):
     """No replica can serve the request: 503."""
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
+class Candidate(NamedTuple):
     """One replica that was weighed.
 
     uncached_tokens: what it would have to prefill for this request.

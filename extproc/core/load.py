@@ -1,0 +1,168 @@
+"""The load of one replica: requests in flight, and prefill that is still to be done.
+
+Work is counted in uncached prompt tokens: a request that finds its prompt in the cache costs almost nothing, so
+counting requests would call a replica of short follow-ups busy and one with a single long prompt idle.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from extproc.core.lease import Lease
+    from extproc.core.replica import EngineLoad, Replica
+    from extproc.core.settings import RouterSettings
+
+LEARNING_MEMORY: Final = 0.95
+"""Weight of the past at each observation: an average over about the last 20."""
+MIN_SAMPLE_TOKENS: Final = 256
+"""Shorter prefills say more of overheads than of speed."""
+SLOWEST_START: Final = 0.1
+"""Share of its weight that a replica has at the moment it joins."""
+
+
+class ReplicaLoad:
+    """What this router knows of one replica's load.
+
+    serial: unique in the router's life, so that nothing is inherited by a later replica of the same id or port.
+    in_flight: own open leases. others_in_flight: what the engine reports beyond them (other routers' requests).
+    computed_tokens: all that was ever sent here to be computed; the clock of the cache's own LRU.
+    signals_first_token: this engine's answers tell when a prefill ended, so the ledger need not guess.
+    """
+
+    __slots__ = (
+        "_busy_s",
+        "_busy_tokens",
+        "_drained_s",
+        "_last_first_token_s",
+        "_ledger",
+        "_settings",
+        "_warm_at_s",
+        "capacity_tokens",
+        "computed_tokens",
+        "engine",
+        "engine_s",
+        "in_flight",
+        "ledger_tokens",
+        "others_in_flight",
+        "replica",
+        "serial",
+        "signals_first_token",
+    )
+
+    def __init__(self, replica: Replica, serial: int, settings: RouterSettings, now_s: float, warm: bool) -> None:
+        self.replica = replica
+        self.serial = serial
+        self.in_flight = 0
+        self.others_in_flight = 0
+        self.ledger_tokens = 0.0
+        self.computed_tokens = 0.0
+        self.capacity_tokens = settings.kv_capacity_tokens
+        self.signals_first_token = False
+        self.engine: EngineLoad | None = None
+        self.engine_s = now_s
+        self._settings = settings
+        self._warm_at_s = now_s if warm else now_s + settings.slow_start_s
+        self._ledger: dict[Lease, float] = {}  # in the order of arrival, as the engine works it off
+        self._drained_s = now_s
+        self._last_first_token_s = now_s
+        self._busy_tokens = settings.prefill_tokens_per_s
+        self._busy_s = 1.0
+
+    @property
+    def prefill_tokens_per_s(self) -> float:
+        """The replica's prefill speed, learned from first tokens."""
+        return self._busy_tokens / self._busy_s
+
+    @property
+    def total_in_flight(self) -> int:
+        return self.in_flight + self.others_in_flight
+
+    def speed(self, now_s: float) -> float:
+        """The replica's weight, less while it is new."""
+        weight = self.replica.weight
+        if now_s >= self._warm_at_s:
+            return weight
+        warmth = 1.0 - (self._warm_at_s - now_s) / self._settings.slow_start_s
+        return weight * max(SLOWEST_START, warmth)
+
+    def work_tokens(self, now_s: float, uncached_tokens: float = 0.0) -> float:
+        """Expected work before a request with so many uncached tokens has its first token, own weight considered."""
+        waiting = self.ledger_tokens + self._settings.decode_tokens * (self.in_flight + self.others_in_flight)
+        return (waiting + uncached_tokens) / self.speed(now_s)
+
+    def holds(self, stamp_tokens: float) -> bool:
+        """Whether something touched at `stamp_tokens` is still in the cache."""
+        return self.computed_tokens - stamp_tokens <= self.capacity_tokens
+
+    def take(self, lease: Lease, now_s: float) -> None:
+        self.drain(now_s)
+        self.in_flight += 1
+        self._ledger[lease] = lease.uncached_tokens
+        self.ledger_tokens += lease.uncached_tokens
+        self.computed_tokens += lease.uncached_tokens
+
+    def first_token(self, lease: Lease, now_s: float) -> None:
+        """The lease's prefill has ended: exact, where the ledger would have guessed."""
+        self.signals_first_token = True
+        self._learn_speed(lease, now_s)
+        self._last_first_token_s = now_s
+        self.drain(now_s)
+        self._settle(lease)
+
+    def release(self, lease: Lease, now_s: float) -> None:
+        self.drain(now_s)
+        self.in_flight -= 1
+        self._settle(lease)
+
+    def drain(self, now_s: float) -> None:
+        """Take from the ledger what the replica has prefilled since the last look.
+
+        Oldest first. With a first-token signal only the oldest entry shrinks: that it has ended will be told.
+        """
+        elapsed_s, self._drained_s = now_s - self._drained_s, now_s
+        if not self._ledger or elapsed_s <= 0:
+            return
+        budget = elapsed_s * self.prefill_tokens_per_s
+        settled = []
+        for lease, left in self._ledger.items():
+            done = min(left, budget)
+            budget -= done
+            self.ledger_tokens -= done
+            self._ledger[lease] = left - done
+            if self.signals_first_token or done < left:
+                break
+            settled.append(lease)
+        for lease in settled:
+            self._settle(lease)
+
+    def _settle(self, lease: Lease) -> None:
+        self.ledger_tokens -= self._ledger.pop(lease, 0.0)
+        if not self._ledger:
+            self.ledger_tokens = 0.0  # sums of floats leave dust
+
+    def _learn_speed(self, lease: Lease, now_s: float) -> None:
+        began_s = max(lease.decided_s, self._last_first_token_s)
+        took_s = now_s - began_s
+        if lease.uncached_tokens >= MIN_SAMPLE_TOKENS and took_s > 0:
+            self._busy_tokens = LEARNING_MEMORY * self._busy_tokens + lease.uncached_tokens
+            self._busy_s = LEARNING_MEMORY * self._busy_s + took_s
+
+    def adopt(self, settings: RouterSettings) -> None:
+        """Go by new settings from now on; what was learned stays."""
+        self._settings = settings
+
+    def report(self, engine: EngineLoad, now_s: float) -> None:
+        """The engine's own figures. What it has beyond our leases came by other routers."""
+        self.engine = engine
+        self.engine_s = now_s
+        self.others_in_flight = max(0, engine.running + engine.waiting - self.in_flight)
+        if engine.capacity_tokens:
+            self.capacity_tokens = engine.capacity_tokens
+
+    def expire_report(self, now_s: float) -> bool:
+        """Drop figures that are too old to act on. True where there were some."""
+        if self.engine is None or now_s - self.engine_s <= self._settings.load_stale_s:
+            return False
+        self.others_in_flight = 0
+        return True

@@ -1,0 +1,89 @@
+"""Placement memory: where a signature was sent, and how long the prompt was that went there.
+
+A bounded LRU. It improves on the ring, it does not replace it: after a restart, or in another router, the ring
+alone still names the same home.
+
+Whether a replica still holds what it was sent is judged by how much it has computed since: an engine's cache is an
+LRU of its own, and what was last touched more than one cache size ago is gone.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Final, NamedTuple
+
+HOLDERS: Final = 64
+"""Replicas remembered per signature. A prefix that is on more of them is everywhere anyway."""
+
+ENTRY_BYTES: Final = 400
+HOLDING_BYTES: Final = 150
+"""What an entry and each further holding take in CPython 3.11, measured by `python -m bench.memory`."""
+
+
+class Holding(NamedTuple):
+    """One replica's part of a signature.
+
+    length_bytes: how much of the prompt it was sent: the rung's offset, or a conversation's whole length.
+    stamp_tokens: the replica's `computed_tokens` when it was last touched.
+    """
+
+    length_bytes: int
+    stamp_tokens: float
+
+
+_NOBODY: Final[dict[int, Holding]] = {}
+
+
+class PlacementMemory:
+    """Signature -> replica serial -> Holding; the least recently used signatures go first."""
+
+    def __init__(self, max_entries: int, max_bytes: int) -> None:
+        self.max_entries = max_entries
+        self.max_bytes = max_bytes
+        self._holders: OrderedDict[bytes, dict[int, Holding]] = OrderedDict()
+        self._holdings = 0
+
+    def __len__(self) -> int:
+        return len(self._holders)
+
+    @property
+    def size_bytes(self) -> int:
+        """What the memory is reckoned to occupy."""
+        return len(self._holders) * ENTRY_BYTES + self._holdings * HOLDING_BYTES
+
+    def holders(self, signature: bytes) -> dict[int, Holding]:
+        """Replica serial -> Holding, the most recently touched last. Serials of replicas that left may be in it."""
+        return self._holders.get(signature, _NOBODY)
+
+    def remember(self, signature: bytes, serial: int, length_bytes: int, stamp_tokens: float) -> None:
+        """A prompt with this signature has gone to this replica."""
+        holders = self._holders.get(signature)
+        if holders is None:
+            self._holders[signature] = {serial: Holding(length_bytes, stamp_tokens)}
+            self._holdings += 1
+            self._shrink()
+            return
+        self._holders.move_to_end(signature)
+        if holders.pop(serial, None) is None:
+            self._holdings += 1
+            if len(holders) >= HOLDERS:
+                del holders[next(iter(holders))]
+                self._holdings -= 1
+        holders[serial] = Holding(length_bytes, stamp_tokens)
+
+    def forget(self, serials: frozenset[int]) -> None:
+        """Drop what these replicas held. O(entries): for membership changes, not for decisions."""
+        empty = []
+        for signature, holders in self._holders.items():
+            for serial in serials & holders.keys():
+                del holders[serial]
+                self._holdings -= 1
+            if not holders:
+                empty.append(signature)
+        for signature in empty:
+            del self._holders[signature]
+
+    def _shrink(self) -> None:
+        while len(self._holders) > self.max_entries or self.size_bytes > self.max_bytes:
+            _, holders = self._holders.popitem(last=False)
+            self._holdings -= len(holders)

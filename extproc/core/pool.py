@@ -1,0 +1,130 @@
+"""The replicas that serve one model: their ring, and the least loaded of them at any time."""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Final
+
+from extproc.core.ring import Ring
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from extproc.core.load import ReplicaLoad
+    from extproc.core.settings import RouterSettings
+
+SATURATED: Final = 1e15
+"""Added to the work of a replica past the saturation line, so that it comes after every one below."""
+
+TRAFFIC_HALF_LIFE_S: Final = 60.0
+"""How fast a prefix's share of the traffic is forgotten: about the pace at which engines join and leave."""
+TRAFFIC_PREFIXES: Final = 4096
+"""Prefixes whose share is followed. The rest have shares below 1/4096, hence a home of one."""
+MAX_HOME: Final = 64
+"""Largest home group. A prefix that needs more is everywhere."""
+
+
+class LeastWork:
+    """A tournament tree over one key per slot: O(log n) to set a key, O(log n) to find the least."""
+
+    def __init__(self, size: int) -> None:
+        self._leaves = 1 << max(0, size - 1).bit_length()
+        self._keys = [math.inf] * (2 * self._leaves)
+
+    def set(self, slot: int, key: float) -> None:
+        keys = self._keys
+        node = slot + self._leaves
+        keys[node] = key
+        while node > 1:
+            rival = keys[node ^ 1]
+            node >>= 1
+            least = key if key <= rival else rival
+            if keys[node] == least:
+                return
+            keys[node] = key = least
+
+    def least(self) -> int:
+        """The slot with the least key, the lowest of equals."""
+        keys, node = self._keys, 1
+        while node < self._leaves:
+            node *= 2
+            if keys[node] > keys[node + 1]:
+                node += 1
+        return node - self._leaves
+
+
+class PrefixTraffic:
+    """How much of the recent traffic each shared prefix has."""
+
+    def __init__(self) -> None:
+        self._counts: OrderedDict[bytes, tuple[float, float]] = OrderedDict()
+        self._total = (0.0, 0.0)
+
+    def note(self, signature: bytes, now_s: float) -> None:
+        self._counts[signature] = (self._now(self._counts.get(signature, (0.0, now_s)), now_s) + 1.0, now_s)
+        self._counts.move_to_end(signature)
+        if len(self._counts) > TRAFFIC_PREFIXES:
+            self._counts.popitem(last=False)
+
+    def note_request(self, now_s: float) -> None:
+        self._total = (self._now(self._total, now_s) + 1.0, now_s)
+
+    def share(self, signature: bytes, now_s: float) -> float:
+        """0..1"""
+        total = self._now(self._total, now_s)
+        count = self._counts.get(signature)
+        return min(1.0, self._now(count, now_s) / total) if count and total > 0 else 0.0
+
+    @staticmethod
+    def _now(counted: tuple[float, float], now_s: float) -> float:
+        value, at_s = counted
+        return value * math.exp2((at_s - now_s) / TRAFFIC_HALF_LIFE_S)
+
+
+class Pool:
+    """A set of replicas that can stand in for each other. Draining ones are members only while there is no other."""
+
+    def __init__(self, settings: RouterSettings) -> None:
+        self._settings = settings
+        self.ring = Ring(vnodes=settings.vnodes)
+        self.traffic = PrefixTraffic()
+        self.loads: dict[str, ReplicaLoad] = {}
+        self.by_serial: dict[int, ReplicaLoad] = {}
+        self._slots: list[ReplicaLoad] = []
+        self._slot_of: dict[int, int] = {}
+        self._tree = LeastWork(0)
+
+    def replace(self, loads: Iterable[ReplicaLoad], now_s: float) -> None:
+        """Make these the members."""
+        members = {load.replica.id: load for load in loads}
+        self.ring.update({replica_id: load.replica.weight for replica_id, load in members.items()})
+        self.loads = dict(sorted(members.items()))
+        self._slots = list(self.loads.values())
+        self.by_serial = {load.serial: load for load in self._slots}
+        self._slot_of = {load.serial: slot for slot, load in enumerate(self._slots)}
+        self._tree = LeastWork(len(self._slots))
+        for load in self._slots:
+            self.changed(load, now_s)
+
+    def changed(self, load: ReplicaLoad, now_s: float) -> None:
+        """A member's load has changed."""
+        slot = self._slot_of.get(load.serial)
+        if slot is not None:
+            key = load.work_tokens(now_s)
+            self._tree.set(slot, key + SATURATED if self.is_saturated(load) else key)
+
+    def is_saturated(self, load: ReplicaLoad) -> bool:
+        return load.in_flight + load.others_in_flight > self._settings.saturation_in_flight
+
+    def least(self) -> ReplicaLoad:
+        """The member with the least expected work, one below the saturation line if there is any."""
+        return self._slots[self._tree.least()]
+
+    def order(self, key: bytes) -> Iterator[ReplicaLoad]:
+        """A key's order of preference."""
+        return (self.loads[replica_id] for replica_id in self.ring.walk(key))
+
+    def home_size(self, signature: bytes, now_s: float) -> int:
+        """How many replicas a shared prefix should be at home on: its share of the traffic, rounded up."""
+        return min(MAX_HOME, max(1, math.ceil(self.traffic.share(signature, now_s) * len(self._slots))))

@@ -1,0 +1,269 @@
+"""The router: membership and load in, decisions out.
+
+One object, used by one thread. `decide` reads loads and takes its lease without giving anything else a chance to run,
+so a burst of requests sees every earlier one.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from extproc.core.decision import Decision, Reason
+from extproc.core.lease import Lease
+from extproc.core.load import ReplicaLoad
+from extproc.core.placement import PlacementMemory
+from extproc.core.policy import Choice, Question, make_policy
+from extproc.core.pool import Pool
+from extproc.core.settings import PolicyName, RouterSettings
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from extproc.core.features import Features
+    from extproc.core.replica import EngineLoad, Replica
+
+__all__ = ["PolicyName", "Router", "RouterSettings"]
+
+LEARNING_MEMORY = 0.99
+"""Weight of the past in the bytes-per-token average: about the last 100 requests."""
+
+
+class Router:
+    """Routes requests to replicas. All times are monotonic seconds.
+
+    membership_version: grows with every change of the membership.
+    membership_stale: set by whoever feeds the membership while the feed is silent; shown in every decision.
+    """
+
+    def __init__(self, settings: RouterSettings | None = None) -> None:
+        self.settings = settings or RouterSettings()
+        self.membership_version = 0
+        self.membership_stale = False
+        self.memory = PlacementMemory(self.settings.placement_entries, self.settings.placement_bytes)
+        self._policy = make_policy(self.settings, self.memory)
+        self._loads: dict[str, ReplicaLoad] = {}
+        self._pools: dict[str | None, Pool] = {None: Pool(self.settings)}
+        self._pools_of: dict[int, tuple[Pool, ...]] = {}
+        self._leases: dict[Lease, None] = {}  # in the order of their decisions
+        self._serial = 0
+        self._lonely = 0
+        self._load_stale = False
+        self._bytes = self.settings.bytes_per_token
+        self._tokens = 1.0
+
+    # ------------------------------------------------------------------------------------------ membership and load
+
+    def set_members(self, replicas: Iterable[Replica], now_s: float) -> None:
+        """Replace the membership. What stays keeps its load; what left is forgotten; an id that comes back is new."""
+        wanted = {replica.id: replica for replica in replicas}
+        if {replica_id: load.replica for replica_id, load in self._loads.items()} == wanted:
+            return
+        first = not self._loads
+        loads: dict[str, ReplicaLoad] = {}
+        for replica_id, replica in wanted.items():
+            load = self._loads.get(replica_id)
+            if load is None or load.replica.endpoint != replica.endpoint:
+                self._serial += 1
+                load = ReplicaLoad(replica, self._serial, self.settings, now_s, warm=first)
+            load.replica = replica
+            loads[replica_id] = load
+        left = {load.serial for load in self._loads.values()} - {load.serial for load in loads.values()}
+        self._loads = loads
+        if left:
+            self.memory.forget(frozenset(left))
+        self._rebuild_pools(now_s)
+        self.membership_version += 1
+
+    def _rebuild_pools(self, now_s: float) -> None:
+        """One pool for each set of replicas that serves the same model, one (None) for all."""
+        loads = self._loads.values()
+        models = {model for load in loads for model in load.replica.models}
+        members: dict[str | None, tuple[ReplicaLoad, ...]] = {None: _ready(loads)}
+        for model in sorted(models):
+            members[model] = _ready(load for load in loads if not load.replica.models or model in load.replica.models)
+        built: dict[tuple[ReplicaLoad, ...], Pool] = {}
+        pools: dict[str | None, Pool] = {}
+        for name, group in members.items():
+            if group not in built:
+                # A pool that had the model keeps its ring and its traffic; each pool goes to one group only.
+                old = self._pools.get(name)
+                taken = {id(pool) for pool in built.values()}
+                pool = old if old is not None and id(old) not in taken else Pool(self.settings)
+                pool.replace(group, now_s)
+                built[group] = pool
+            pools[name] = built[group]
+        self._pools = pools
+        self._pools_of = {
+            load.serial: tuple(pool for pool in built.values() if load.serial in pool.by_serial) for load in loads
+        }
+
+    def set_load(self, replica_id: str, engine: EngineLoad, now_s: float) -> None:
+        """Take in an engine's own figures; those of unknown replicas are ignored."""
+        load = self._loads.get(replica_id)
+        if load is not None:
+            load.report(engine, now_s)
+            self._changed(load, now_s)
+
+    def replace_settings(self, settings: RouterSettings, now_s: float) -> None:
+        """Change the settings under way. Leases, memory and what was learned stay."""
+        self.settings = settings
+        self.memory.max_entries, self.memory.max_bytes = settings.placement_entries, settings.placement_bytes
+        self._policy = make_policy(settings, self.memory)
+        for load in self._loads.values():
+            load.adopt(settings)
+        self._pools = {None: Pool(settings)}
+        self._rebuild_pools(now_s)
+
+    def tick(self, now_s: float) -> None:
+        """Let time pass: call about every 100 ms. Drains ledgers, drops stale figures, releases leaked leases."""
+        limit_s = self.settings.lease_limit_s
+        for lease in list(self._leases):
+            if now_s - lease.decided_s <= limit_s:
+                break
+            self.finish(lease, now_s)
+        stale = False
+        for load in self._loads.values():
+            load.drain(now_s)
+            stale = load.expire_report(now_s) or stale
+            self._changed(load, now_s)
+        self._load_stale = stale
+
+    # --------------------------------------------------------------------------------------------------- decisions
+
+    def decide(self, features: Features, now_s: float, only: frozenset[str] | None = None) -> Decision:
+        """Choose a replica and take a lease on it.
+
+        only: endpoints that may be chosen ("ip:port"), None: any.
+        """
+        pool = self._pool(features.model)
+        question = self._question(features, now_s, only)
+        choice = self._policy.choose(pool, question)
+        if choice.chosen is None:
+            return self._decision(question, choice, None)
+        lease = self._take(choice.chosen, question, choice)
+        self._remember(pool, choice.chosen, question)
+        return self._decision(question, choice, lease)
+
+    def first_token(
+        self, lease: Lease, now_s: float, prompt_tokens: int | None = None, cached_tokens: int | None = None
+    ) -> None:
+        """The answer has begun, so the prefill is over. The engine's own counts correct the estimates."""
+        if not lease.open:
+            return
+        if prompt_tokens and lease.prompt_bytes:
+            self._bytes = LEARNING_MEMORY * self._bytes + lease.prompt_bytes
+            self._tokens = LEARNING_MEMORY * self._tokens + prompt_tokens
+        if prompt_tokens is not None and cached_tokens is not None:
+            computed = float(max(0, prompt_tokens - cached_tokens))
+            lease.load.computed_tokens += computed - lease.uncached_tokens
+            lease.uncached_tokens = computed
+        lease.load.first_token(lease, now_s)
+        self._changed(lease.load, now_s)
+
+    def finish(self, lease: Lease, now_s: float) -> None:
+        """The stream has ended, whichever way. Idempotent."""
+        if not lease.open:
+            return
+        lease.open = False
+        del self._leases[lease]
+        lease.load.release(lease, now_s)
+        self._changed(lease.load, now_s)
+
+    # ------------------------------------------------------------------------------------------------- for observers
+
+    def in_flight(self, replica_id: str) -> int:
+        """Own open leases on a replica; 0 for an unknown one."""
+        load = self._loads.get(replica_id)
+        return load.in_flight if load is not None else 0
+
+    @property
+    def loads(self) -> Mapping[str, ReplicaLoad]:
+        """Replica id -> its load, to look at."""
+        return self._loads
+
+    @property
+    def open_leases(self) -> int:
+        return len(self._leases)
+
+    @property
+    def bytes_per_token(self) -> float:
+        """Learned from the engines' own counts."""
+        return self._bytes / self._tokens
+
+    def preference(self, features: Features) -> list[str]:
+        """The whole order of preference of a request's conversation: replica ids; empty without affinity."""
+        if features.conversation_key is None:
+            return []
+        return list(self._pool(features.model).ring.walk(features.conversation_key))
+
+    def weigh(self, features: Features, now_s: float) -> Decision:
+        """What `decide` would say, without taking a lease or remembering anything."""
+        question = self._question(features, now_s, None)
+        return self._decision(question, self._policy.choose(self._pool(features.model), question), None)
+
+    # ------------------------------------------------------------------------------------------------------ internals
+
+    def _pool(self, model: str | None) -> Pool:
+        # A model that nobody names (an alias, an adapter loaded on the fly): any replica may know it.
+        return self._pools.get(model) or self._pools[None]
+
+    def _question(self, features: Features, now_s: float, only: frozenset[str] | None) -> Question:
+        key = features.conversation_key
+        if key is None:
+            # Spread what has no affinity over the ring, the same way in every run.
+            key = (self._lonely * 0x9E3779B97F4A7C15 % 2**64).to_bytes(8, "little")  # golden ratio: even steps
+        bytes_per_token = self.bytes_per_token
+        return Question(features, key, features.prompt_bytes / bytes_per_token, bytes_per_token, now_s, only)
+
+    def _take(self, load: ReplicaLoad, question: Question, choice: Choice) -> Lease:
+        lease = Lease(
+            load,
+            question.now_s,
+            question.features.prompt_bytes,
+            question.prompt_tokens,
+            choice.uncached_tokens,
+        )
+        load.take(lease, question.now_s)
+        self._leases[lease] = None
+        self._changed(load, question.now_s)
+        return lease
+
+    def _remember(self, pool: Pool, load: ReplicaLoad, question: Question) -> None:
+        features, stamp = question.features, load.computed_tokens
+        pool.traffic.note_request(question.now_s)
+        if features.conversation_key is None:
+            self._lonely += 1
+            return
+        remember, serial = self.memory.remember, load.serial
+        for rung in features.rungs:
+            remember(rung.signature, serial, rung.offset_bytes, stamp)
+        remember(features.conversation_key, serial, features.prompt_bytes, stamp)
+        if features.system_rung is not None:
+            pool.traffic.note(features.system_rung.signature, question.now_s)
+
+    def _changed(self, load: ReplicaLoad, now_s: float) -> None:
+        for pool in self._pools_of.get(load.serial, ()):
+            pool.changed(load, now_s)
+
+    def _decision(self, question: Question, choice: Choice, lease: Lease | None) -> Decision:
+        replica = choice.chosen.replica if choice.chosen is not None else None
+        with_affinity = question.features.conversation_key is not None
+        return Decision(
+            reason=choice.reason,
+            lease=lease,
+            endpoint=replica.endpoint if replica else None,
+            replica_id=replica.id if replica else None,
+            primary=choice.primary.replica.id if choice.primary and with_affinity else None,
+            candidates=choice.weighed,
+            matched_bytes=choice.matched_bytes,
+            prompt_tokens=int(question.prompt_tokens),
+            stale=self.membership_stale or self._load_stale,
+            membership_version=self.membership_version,
+            retry_after_s=self.settings.retry_after_s if choice.reason is Reason.SHED else None,
+        )
+
+
+def _ready(loads: Iterable[ReplicaLoad]) -> tuple[ReplicaLoad, ...]:
+    """Those that are not draining; all, where all are: a busy replica is better than none."""
+    all_loads = tuple(loads)
+    return tuple(load for load in all_loads if not load.replica.draining) or all_loads
