@@ -7,7 +7,10 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from extproc.core.lease import Lease
+    from extproc.core.load import ReplicaLoad
 
 
 class Reason(StrEnum):
@@ -31,6 +34,10 @@ class Reason(StrEnum):
     """No replica can serve the request: 503."""
 
 
+Weighed = tuple["ReplicaLoad", int, float, float, int]
+"""A candidate while it is weighed: (load, matched_bytes, uncached_tokens, work_tokens, in_flight)."""
+
+
 class Candidate(NamedTuple):
     """One replica that was weighed.
 
@@ -45,7 +52,7 @@ class Candidate(NamedTuple):
     in_flight: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Decision:
     """Where a request goes, and what was weighed.
 
@@ -61,9 +68,17 @@ class Decision:
     endpoint: str | None
     replica_id: str | None
     primary: str | None
-    candidates: tuple[Candidate, ...]
+    weighed: Sequence[Weighed]
     matched_bytes: int
     prompt_tokens: int
     stale: bool
     membership_version: int
     retry_after_s: float | None = None
+
+    @property
+    def candidates(self) -> tuple[Candidate, ...]:
+        """All that was weighed, in order of preference; made when asked for."""
+        return tuple(
+            Candidate(load.replica.id, load.replica.endpoint, int(uncached_tokens), work_tokens, in_flight)
+            for load, _, uncached_tokens, work_tokens, in_flight in self.weighed
+        )

@@ -28,6 +28,8 @@ class ReplicaLoad:
     in_flight: own open leases. others_in_flight: what the engine reports beyond them (other routers' requests).
     computed_tokens: all that was ever sent here to be computed; the clock of the cache's own LRU.
     signals_first_token: this engine's answers tell when a prefill ended, so the ledger need not guess.
+    waiting_tokens: outstanding prefill, and what the requests in flight cost it. pace: 1 / (weight x warmth), where
+        a replica that is new to a running fleet is not warm yet.
     """
 
     __slots__ = (
@@ -45,9 +47,11 @@ class ReplicaLoad:
         "in_flight",
         "ledger_tokens",
         "others_in_flight",
+        "pace",
         "replica",
         "serial",
         "signals_first_token",
+        "waiting_tokens",
     )
 
     def __init__(self, replica: Replica, serial: int, settings: RouterSettings, now_s: float, warm: bool) -> None:
@@ -68,6 +72,7 @@ class ReplicaLoad:
         self._last_first_token_s = now_s
         self._busy_tokens = settings.prefill_tokens_per_s
         self._busy_s = 1.0
+        self.refresh(now_s)
 
     @property
     def prefill_tokens_per_s(self) -> float:
@@ -78,18 +83,23 @@ class ReplicaLoad:
     def total_in_flight(self) -> int:
         return self.in_flight + self.others_in_flight
 
-    def speed(self, now_s: float) -> float:
-        """The replica's weight, less while it is new."""
-        weight = self.replica.weight
-        if now_s >= self._warm_at_s:
-            return weight
-        warmth = 1.0 - (self._warm_at_s - now_s) / self._settings.slow_start_s
-        return weight * max(SLOWEST_START, warmth)
+    def refresh(self, now_s: float) -> None:
+        """Bring `waiting_tokens` and `pace` up to date: at every change, and by the clock."""
+        self.waiting_tokens = self.ledger_tokens + self._settings.decode_tokens * (
+            self.in_flight + self.others_in_flight
+        )
+        warmth = 1.0
+        if now_s < self._warm_at_s:
+            warmth = max(SLOWEST_START, 1.0 - (self._warm_at_s - now_s) / self._settings.slow_start_s)
+        self.pace = 1.0 / (self.replica.weight * warmth)
 
-    def work_tokens(self, now_s: float, uncached_tokens: float = 0.0) -> float:
-        """Expected work before a request with so many uncached tokens has its first token, own weight considered."""
-        waiting = self.ledger_tokens + self._settings.decode_tokens * (self.in_flight + self.others_in_flight)
-        return (waiting + uncached_tokens) / self.speed(now_s)
+    def work_tokens(self, uncached_tokens: float = 0.0) -> float:
+        """Expected work before a request with so many uncached tokens has its first token, at this replica's pace."""
+        return (self.waiting_tokens + uncached_tokens) * self.pace
+
+    def is_at_rest(self, now_s: float) -> bool:
+        """Nothing about it changes by time alone."""
+        return not self._ledger and self.engine is None and now_s >= self._warm_at_s
 
     def holds(self, stamp_tokens: float) -> bool:
         """Whether something touched at `stamp_tokens` is still in the cache."""
@@ -101,6 +111,7 @@ class ReplicaLoad:
         self._ledger[lease] = lease.uncached_tokens
         self.ledger_tokens += lease.uncached_tokens
         self.computed_tokens += lease.uncached_tokens
+        self.refresh(now_s)
 
     def first_token(self, lease: Lease, now_s: float) -> None:
         """The lease's prefill has ended: exact, where the ledger would have guessed."""
@@ -109,11 +120,13 @@ class ReplicaLoad:
         self._last_first_token_s = now_s
         self.drain(now_s)
         self._settle(lease)
+        self.refresh(now_s)
 
     def release(self, lease: Lease, now_s: float) -> None:
         self.drain(now_s)
         self.in_flight -= 1
         self._settle(lease)
+        self.refresh(now_s)
 
     def drain(self, now_s: float) -> None:
         """Take from the ledger what the replica has prefilled since the last look.
@@ -136,6 +149,15 @@ class ReplicaLoad:
         for lease in settled:
             self._settle(lease)
 
+    def pass_time(self, now_s: float) -> bool:
+        """Drain the ledger, drop old figures, warm up. True where the engine's figures are too old to act on."""
+        self.drain(now_s)
+        stale = self.engine is not None and now_s - self.engine_s > self._settings.load_stale_s
+        if stale:
+            self.others_in_flight = 0
+        self.refresh(now_s)
+        return stale
+
     def _settle(self, lease: Lease) -> None:
         self.ledger_tokens -= self._ledger.pop(lease, 0.0)
         if not self._ledger:
@@ -149,7 +171,7 @@ class ReplicaLoad:
             self._busy_s = LEARNING_MEMORY * self._busy_s + took_s
 
     def adopt(self, settings: RouterSettings) -> None:
-        """Go by new settings from now on; what was learned stays."""
+        """Go by new settings from the next `refresh` on; what was learned stays."""
         self._settings = settings
 
     def report(self, engine: EngineLoad, now_s: float) -> None:
@@ -159,10 +181,4 @@ class ReplicaLoad:
         self.others_in_flight = max(0, engine.running + engine.waiting - self.in_flight)
         if engine.capacity_tokens:
             self.capacity_tokens = engine.capacity_tokens
-
-    def expire_report(self, now_s: float) -> bool:
-        """Drop figures that are too old to act on. True where there were some."""
-        if self.engine is None or now_s - self.engine_s <= self._settings.load_stale_s:
-            return False
-        self.others_in_flight = 0
-        return True
+        self.refresh(now_s)

@@ -10,7 +10,7 @@ LRU of its own, and what was last touched more than one cache size ago is gone.
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import Final, NamedTuple
+from typing import Final
 
 HOLDERS: Final = 64
 """Replicas remembered per signature. A prefix that is on more of them is everywhere anyway."""
@@ -20,15 +20,13 @@ HOLDING_BYTES: Final = 150
 """What an entry and each further holding take in CPython 3.11, measured by `python -m bench.memory`."""
 
 
-class Holding(NamedTuple):
-    """One replica's part of a signature.
+Holding = tuple[int, float]
+"""One replica's part of a signature: (length_bytes, stamp_tokens).
 
-    length_bytes: how much of the prompt it was sent: the rung's offset, or a conversation's whole length.
-    stamp_tokens: the replica's `computed_tokens` when it was last touched.
-    """
-
-    length_bytes: int
-    stamp_tokens: float
+length_bytes: how much of the prompt it was sent: the rung's offset, or a conversation's whole length.
+stamp_tokens: the replica's `computed_tokens` when it was last touched.
+A plain tuple, since a decision makes a dozen of them.
+"""
 
 
 _NOBODY: Final[dict[int, Holding]] = {}
@@ -59,7 +57,7 @@ class PlacementMemory:
         """A prompt with this signature has gone to this replica."""
         holders = self._holders.get(signature)
         if holders is None:
-            self._holders[signature] = {serial: Holding(length_bytes, stamp_tokens)}
+            self._holders[signature] = {serial: (length_bytes, stamp_tokens)}
             self._holdings += 1
             self._shrink()
             return
@@ -69,12 +67,14 @@ class PlacementMemory:
             if len(holders) >= HOLDERS:
                 del holders[next(iter(holders))]
                 self._holdings -= 1
-        holders[serial] = Holding(length_bytes, stamp_tokens)
+        holders[serial] = (length_bytes, stamp_tokens)
 
     def forget(self, serials: frozenset[int]) -> None:
         """Drop what these replicas held. O(entries): for membership changes, not for decisions."""
         empty = []
         for signature, holders in self._holders.items():
+            if serials.isdisjoint(holders):
+                continue
             for serial in serials & holders.keys():
                 del holders[serial]
                 self._holdings -= 1

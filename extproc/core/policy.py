@@ -22,12 +22,12 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from extproc.core.decision import Candidate, Reason
+from extproc.core.decision import Reason, Weighed
 from extproc.core.ring import position
 from extproc.core.settings import PolicyName
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Sequence
 
     from extproc.core.features import Features
     from extproc.core.load import ReplicaLoad
@@ -60,9 +60,13 @@ class Choice(NamedTuple):
     chosen: ReplicaLoad | None
     reason: Reason
     primary: ReplicaLoad | None = None
-    weighed: tuple[Candidate, ...] = ()
+    weighed: Sequence[Weighed] = ()
     matched_bytes: int = 0
     uncached_tokens: float = 0.0
+
+
+Levels = list[tuple[int, dict[int, "Holding"]]]
+"""(offset in bytes, who was sent it) of each rung that anybody was sent, deepest first."""
 
 
 class Policy(Protocol):
@@ -79,128 +83,99 @@ class ExpectedWork:
         self._memory = memory
 
     def choose(self, pool: Pool, question: Question) -> Choice:
-        levels = self._levels(question.features)
+        holders = self._memory.holders
+        levels = [
+            (rung.offset_bytes, held) for rung in reversed(question.features.rungs) if (held := holders(rung.signature))
+        ]
         candidates = self._candidates(pool, question, levels)
         if not candidates:
             return Choice(None, Reason.NO_REPLICA)
-        known = self._memory.holders(question.key)
-        weighed = [self._weigh(load, question, levels, known) for load in candidates]
-        below = [not pool.is_saturated(load) for load in candidates]
-        if not any(below):
-            if self._settings.shed:
-                return Choice(None, Reason.SHED, candidates[0], tuple(w.candidate() for w in weighed))
-            below = [True] * len(candidates)
+        known = holders(question.key)
+        weighed = self._weigh(question, candidates, levels, known)
+        line = self._settings.saturation_in_flight
+        below = [w for w in weighed if w[4] <= line]
+        if not below and self._settings.shed:
+            return Choice(None, Reason.SHED, candidates[0], weighed)
         # The least cost; within a tie the first in order.
-        limit = min(w.cost for w, is_below in zip(weighed, below, strict=True) if is_below)
-        limit += self._settings.tie_tokens
-        index = next(i for i, w in enumerate(weighed) if below[i] and w.cost <= limit)
-        return Choice(
-            chosen=candidates[index],
-            reason=self._reason(pool, question, weighed, index, known),
-            primary=candidates[0],
-            weighed=tuple(w.candidate() for w in weighed),
-            matched_bytes=weighed[index].matched_bytes,
-            uncached_tokens=weighed[index].uncached_tokens,
-        )
+        limit = min([cost for _, _, _, cost, _ in below or weighed]) + self._settings.tie_tokens
+        chosen = next(w for w in below or weighed if w[3] <= limit)
+        load, matched_bytes, uncached_tokens, _, _ = chosen
+        reason = self._reason(question, weighed, chosen, known)
+        return Choice(load, reason, candidates[0], weighed, matched_bytes, uncached_tokens)
 
-    def _levels(self, features: Features) -> list[tuple[int, dict[int, Holding]]]:
-        """(offset in bytes, who was sent it) of each rung that anybody was sent, deepest first."""
-        holders = self._memory.holders
-        return [(rung.offset_bytes, held) for rung in reversed(features.rungs) if (held := holders(rung.signature))]
-
-    def _candidates(
-        self, pool: Pool, question: Question, levels: list[tuple[int, dict[int, Holding]]]
-    ) -> list[ReplicaLoad]:
-        settings, features = self._settings, question.features
-        found: dict[int, ReplicaLoad] = {}
-
-        def add(loads: Iterable[ReplicaLoad], at_most: int) -> None:
-            if at_most <= 0:
-                return
-            for load in loads:
-                if question.allows(load):
-                    found[load.serial] = load
-                    at_most -= 1
-                    if not at_most:
-                        return
-
-        add(pool.order(question.key), settings.session_candidates)
-        if features.system_rung is not None and settings.home_candidates:
-            signature = features.system_rung.signature
-            size = pool.home_size(signature, question.now_s)
-            home = [pool.loads[replica_id] for replica_id in pool.ring.first(signature, size)]
+    def _candidates(self, pool: Pool, question: Question, levels: Levels) -> list[ReplicaLoad]:
+        """Those worth weighing, without repetition, in order of preference."""
+        settings, system_rung = self._settings, question.features.system_rung
+        if question.only is not None:
+            # Rare (a gateway that names a subset), so all of it is weighed.
+            return [load for load in pool.order(question.key) if load.replica.endpoint in question.only]
+        if not pool.loads:
+            return []
+        ids = pool.ring.first(question.key, settings.session_candidates)
+        if system_rung is not None and settings.home_candidates:
+            home, size = pool.home(system_rung.signature, question.now_s)
             # Conversations under one prefix begin at different members of its home.
-            turn = position(question.key) % len(home) if home else 0
-            add(home[turn:] + home[:turn], settings.home_candidates)
-        by_serial = pool.by_serial
-        left = settings.holder_candidates
+            turn = position(question.key)
+            ids += [home[(turn + i) % size] for i in range(min(settings.home_candidates, size))]
+        loads = pool.loads
+        found = {(load := loads[replica_id]).serial: load for replica_id in ids}
+        by_serial, left = pool.by_serial, settings.holder_candidates
         for _, held in levels:
-            for serial in reversed(held):
-                if left and serial not in found and (load := by_serial.get(serial)) and question.allows(load):
-                    found[serial] = load
-                    left -= 1
-            if not left:
+            if left <= 0:
                 break
-        if question.only is None:
-            if pool.loads:
-                add((pool.least(),), 1)
-        else:
-            # Rare (a gateway that names a subset): all of it is weighed.
-            add(pool.loads.values(), len(pool.loads))
+            for serial in reversed(held):
+                if serial not in found and serial in by_serial:
+                    found[serial] = by_serial[serial]
+                    left -= 1
+                    if not left:
+                        break
+        least = pool.least()
+        found[least.serial] = least
         return list(found.values())
 
     def _weigh(
-        self,
-        load: ReplicaLoad,
-        question: Question,
-        levels: list[tuple[int, dict[int, Holding]]],
-        known: dict[int, Holding],
-    ) -> Weighed:
-        matched = 0
-        for offset, held in levels:
-            holding = held.get(load.serial)
-            if holding is not None and load.holds(holding.stamp_tokens):
-                matched = offset
-                break
-        conversation = known.get(load.serial)
-        # A conversation that was here is here up to its last length, which lies between two rungs. Past the next
-        # rung it can't be: the prompt under this session is another one now.
-        if conversation is not None and matched < conversation.length_bytes < 2 * matched:
-            matched = min(conversation.length_bytes, question.features.prompt_bytes)
-        uncached = max(0.0, question.prompt_tokens - matched / question.bytes_per_token)
-        cost = load.work_tokens(question.now_s, uncached * (1.0 + self._settings.reuse_weight))
-        return Weighed(load, matched, uncached, cost)
+        self, question: Question, candidates: list[ReplicaLoad], levels: Levels, known: dict[int, Holding]
+    ) -> list[Weighed]:
+        prompt_tokens, tokens_per_byte = question.prompt_tokens, 1.0 / question.bytes_per_token
+        emphasis = 1.0 + self._settings.reuse_weight
+        weighed: list[Weighed] = []
+        for load in candidates:
+            serial, matched = load.serial, 0
+            for offset, held in levels:
+                if serial in held and load.computed_tokens - held[serial][1] <= load.capacity_tokens:
+                    matched = offset
+                    break
+            if matched and serial in known:
+                # A conversation that was here is here up to its last length, which lies between two rungs. Past the
+                # next rung it can't be: the prompt under this session is another one now.
+                length = known[serial][0]
+                if matched < length < 2 * matched:
+                    matched = min(length, question.features.prompt_bytes)
+            uncached = prompt_tokens - matched * tokens_per_byte
+            uncached = max(uncached, 0.0)
+            cost = (load.waiting_tokens + uncached * emphasis) * load.pace
+            weighed.append((load, matched, uncached, cost, load.in_flight + load.others_in_flight))
+        return weighed
 
-    def _reason(
-        self, pool: Pool, question: Question, weighed: list[Weighed], index: int, known: dict[int, Holding]
-    ) -> Reason:
-        """Named from the home's point of view: the replica that holds the conversation, or the ring's first."""
-        if question.features.conversation_key is None:
+    def _reason(self, question: Question, weighed: list[Weighed], chosen: Weighed, known: dict[int, Holding]) -> Reason:
+        """Named from the home's point of view: the replica that holds the conversation, or else the ring's first."""
+        features = question.features
+        if features.conversation_key is None:
             return Reason.NO_AFFINITY
-        chosen = weighed[index]
-        holders = [w for w in weighed if w.load.serial in known]
-        home = max(holders, key=lambda w: w.matched_bytes) if holders else weighed[0]
-        if chosen is not home and pool.is_saturated(home.load):
+        load, matched = chosen[0], chosen[1]
+        home, home_matched, _, _, home_in_flight = weighed[0]
+        if known:
+            for candidate in weighed:
+                if candidate[0].serial in known and (home.serial not in known or candidate[1] > home_matched):
+                    home, home_matched, _, _, home_in_flight = candidate
+        if load is not home and home_in_flight > self._settings.saturation_in_flight:
             return Reason.SPILLOVER
-        at_home = chosen is home or chosen is weighed[0] or chosen.load.serial in known
-        if at_home and question.features.conversation_source != "prompt":
+        at_home = load is home or load is weighed[0][0] or load.serial in known
+        if at_home and features.conversation_source != "prompt":
             return Reason.SESSION
-        if chosen.matched_bytes > 0 and (at_home or chosen.matched_bytes >= home.matched_bytes):
+        if matched and (at_home or matched >= home_matched):
             return Reason.PREFIX
-        return Reason.SPREAD if holders or any(w.matched_bytes for w in weighed) else Reason.COLD
-
-
-class Weighed(NamedTuple):
-    """A candidate in the balance. cost: expected work in tokens."""
-
-    load: ReplicaLoad
-    matched_bytes: int
-    uncached_tokens: float
-    cost: float
-
-    def candidate(self) -> Candidate:
-        replica = self.load.replica
-        return Candidate(replica.id, replica.endpoint, int(self.uncached_tokens), self.cost, self.load.total_in_flight)
+        return Reason.SPREAD if known or any(m for _, m, _, _, _ in weighed) else Reason.COLD
 
 
 class RingSpillover:
@@ -254,9 +229,9 @@ def _ring_choice(chosen: ReplicaLoad, primary: ReplicaLoad, question: Question) 
     else:
         reason = Reason.SESSION
     # Nothing is remembered here, so nothing is known to be cached.
-    cost = chosen.work_tokens(question.now_s, question.prompt_tokens)
-    weighed = Weighed(chosen, 0, question.prompt_tokens, cost).candidate()
-    return Choice(chosen, reason, primary, (weighed,), 0, question.prompt_tokens)
+    cost = chosen.work_tokens(question.prompt_tokens)
+    weighed = (chosen, 0, question.prompt_tokens, cost, chosen.total_in_flight)
+    return Choice(chosen, reason, primary, [weighed], 0, question.prompt_tokens)
 
 
 def make_policy(settings: RouterSettings, memory: PlacementMemory) -> Policy:

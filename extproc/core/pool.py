@@ -94,8 +94,9 @@ class Pool:
         self._slots: list[ReplicaLoad] = []
         self._slot_of: dict[int, int] = {}
         self._tree = LeastWork(0)
+        self._homes: dict[bytes, list[str]] = {}
 
-    def replace(self, loads: Iterable[ReplicaLoad], now_s: float) -> None:
+    def replace(self, loads: Iterable[ReplicaLoad]) -> None:
         """Make these the members."""
         members = {load.replica.id: load for load in loads}
         self.ring.update({replica_id: load.replica.weight for replica_id, load in members.items()})
@@ -104,14 +105,15 @@ class Pool:
         self.by_serial = {load.serial: load for load in self._slots}
         self._slot_of = {load.serial: slot for slot, load in enumerate(self._slots)}
         self._tree = LeastWork(len(self._slots))
+        self._homes = {}
         for load in self._slots:
-            self.changed(load, now_s)
+            self.changed(load)
 
-    def changed(self, load: ReplicaLoad, now_s: float) -> None:
+    def changed(self, load: ReplicaLoad) -> None:
         """A member's load has changed."""
         slot = self._slot_of.get(load.serial)
         if slot is not None:
-            key = load.work_tokens(now_s)
+            key = load.work_tokens()
             self._tree.set(slot, key + SATURATED if self.is_saturated(load) else key)
 
     def is_saturated(self, load: ReplicaLoad) -> bool:
@@ -125,6 +127,15 @@ class Pool:
         """A key's order of preference."""
         return (self.loads[replica_id] for replica_id in self.ring.walk(key))
 
-    def home_size(self, signature: bytes, now_s: float) -> int:
-        """How many replicas a shared prefix should be at home on: its share of the traffic, rounded up."""
-        return min(MAX_HOME, max(1, math.ceil(self.traffic.share(signature, now_s) * len(self._slots))))
+    def home(self, signature: bytes, now_s: float) -> tuple[list[str], int]:
+        """A shared prefix's order of preference, and how many of its first are the prefix's home.
+
+        The home grows with the prefix's share of the traffic: at half of it, it is half of the pool.
+        """
+        order = self._homes.get(signature)
+        if order is None:
+            order = self._homes[signature] = self.ring.first(signature, MAX_HOME)
+            if len(self._homes) > TRAFFIC_PREFIXES:
+                del self._homes[next(iter(self._homes))]
+        wanted = math.ceil(self.traffic.share(signature, now_s) * len(self._slots))
+        return order, max(1, min(wanted, len(order)))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import struct
 from bisect import bisect_left
+from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 from blake3 import blake3
@@ -21,6 +22,7 @@ VNODES: Final = 160
 replicas is about 2.4 deviations above the mean: max/mean near 1.19 (tests/core/test_ring.py counts it)."""
 
 _POINT_BYTES: Final = 8
+_SLOT_MASK: Final = 0xFFFF
 
 
 def position(key: bytes) -> int:
@@ -39,13 +41,20 @@ def points(replica_id: str, count: int) -> tuple[int, ...]:
 
 
 class Ring:
-    """Replica ids on a circle of 2**64 positions."""
+    """Replica ids on a circle of 2**64 positions.
+
+    A point's lowest 16 bits give way to the owner's slot, so that the ring is one sorted list of integers: 1,024
+    replicas are built in tens of milliseconds. Where two replicas meet on the other 48 bits (once in 20,000 fleets
+    of that size), the slots decide, which other routers may have dealt differently.
+    """
 
     def __init__(self, weights: Mapping[str, float] | None = None, vnodes: int = VNODES) -> None:
         self._vnodes = vnodes
         self._counts: dict[str, int] = {}
-        self._positions: list[int] = []
-        self._owners: dict[int, str] = {}
+        self._slots: dict[str, int] = {}
+        self._ids: list[str] = []
+        self._free: list[int] = []
+        self._points: list[int] = []
         if weights:
             self.update(weights)
 
@@ -53,55 +62,48 @@ class Ring:
         return len(self._counts)
 
     def update(self, weights: Mapping[str, float]) -> None:
-        """Make the ring hold exactly these replicas. Touches only the points of those that changed.
+        """Make the ring hold exactly these replicas. Hashes only those that changed.
 
-        weights: 1.0 gives `vnodes` points; at least one point each.
+        weights: 1.0 gives `vnodes` points; at least one point each. Raises ValueError above 65,536 replicas.
         """
         counts = {replica_id: max(1, round(self._vnodes * weight)) for replica_id, weight in weights.items()}
-        changed = {
-            replica_id
-            for replica_id in counts.keys() | self._counts.keys()
-            if counts.get(replica_id) != self._counts.get(replica_id)
-        }
-        if not changed:
-            return
-        leaving = changed & self._counts.keys()
+        changed = dict(counts.items() ^ self._counts.items()).keys()
+        leaving = {self._slots.pop(replica_id) for replica_id in changed & self._counts.keys()}
         if leaving:
-            owners = self._owners
-            self._positions = [point for point in self._positions if owners[point] not in leaving]
-            self._owners = {point: owners[point] for point in self._positions}
-        for replica_id in sorted(changed & counts.keys()):
-            for point in points(replica_id, counts[replica_id]):
-                # Two replicas on one of 2**64 points: the lower id owns it, whichever came first.
-                if point not in self._owners:
-                    self._positions.append(point)
-                    self._owners[point] = replica_id
-                elif replica_id < self._owners[point]:
-                    self._owners[point] = replica_id
-        self._positions.sort()  # timsort: a long sorted run and a short unsorted tail
+            self._points = [point for point in self._points if point & _SLOT_MASK not in leaving]
+            self._free.extend(leaving)
+        for replica_id in changed & counts.keys():
+            slot = self._slots[replica_id] = self._take_slot(replica_id)
+            self._points.extend([point & ~_SLOT_MASK | slot for point in points(replica_id, counts[replica_id])])
+        self._points.sort()  # timsort: a long sorted run and a short unsorted tail
         self._counts = counts
+
+    def _take_slot(self, replica_id: str) -> int:
+        if self._free:
+            slot = self._free.pop()
+            self._ids[slot] = replica_id
+        else:
+            slot = len(self._ids)
+            if slot > _SLOT_MASK:
+                raise ValueError(f"a ring holds at most {_SLOT_MASK + 1} replicas")
+            self._ids.append(replica_id)
+        return slot
 
     def walk(self, key: bytes) -> Iterator[str]:
         """Distinct replicas clockwise from the key: its order of preference."""
-        positions, owners = self._positions, self._owners
-        total = len(self._counts)
-        seen: set[str] = set()
-        start = bisect_left(positions, position(key))
-        for index in range(start - len(positions), start):  # negative indices wrap around
-            owner = owners[positions[index]]
-            if owner not in seen:
-                seen.add(owner)
-                yield owner
-                if len(seen) == total:
+        ring, ids = self._points, self._ids
+        left = len(self._counts)
+        seen: set[int] = set()
+        start = bisect_left(ring, position(key))
+        for index in range(start - len(ring), start):  # negative indices wrap around
+            slot = ring[index] & _SLOT_MASK
+            if slot not in seen:
+                seen.add(slot)
+                yield ids[slot]
+                left -= 1
+                if not left:
                     return
 
     def first(self, key: bytes, count: int) -> list[str]:
         """The first `count` of the order of preference, fewer where there are fewer replicas."""
-        found: list[str] = []
-        if count <= 0:
-            return found
-        for replica_id in self.walk(key):
-            found.append(replica_id)
-            if len(found) == count:
-                break
-        return found
+        return list(islice(self.walk(key), max(0, count)))

@@ -66,15 +66,16 @@ class Router:
                 self._serial += 1
                 load = ReplicaLoad(replica, self._serial, self.settings, now_s, warm=first)
             load.replica = replica
+            load.refresh(now_s)
             loads[replica_id] = load
         left = {load.serial for load in self._loads.values()} - {load.serial for load in loads.values()}
         self._loads = loads
         if left:
             self.memory.forget(frozenset(left))
-        self._rebuild_pools(now_s)
+        self._rebuild_pools()
         self.membership_version += 1
 
-    def _rebuild_pools(self, now_s: float) -> None:
+    def _rebuild_pools(self) -> None:
         """One pool for each set of replicas that serves the same model, one (None) for all."""
         loads = self._loads.values()
         models = {model for load in loads for model in load.replica.models}
@@ -89,7 +90,7 @@ class Router:
                 old = self._pools.get(name)
                 taken = {id(pool) for pool in built.values()}
                 pool = old if old is not None and id(old) not in taken else Pool(self.settings)
-                pool.replace(group, now_s)
+                pool.replace(group)
                 built[group] = pool
             pools[name] = built[group]
         self._pools = pools
@@ -102,7 +103,7 @@ class Router:
         load = self._loads.get(replica_id)
         if load is not None:
             load.report(engine, now_s)
-            self._changed(load, now_s)
+            self._changed(load)
 
     def replace_settings(self, settings: RouterSettings, now_s: float) -> None:
         """Change the settings under way. Leases, memory and what was learned stay."""
@@ -111,8 +112,9 @@ class Router:
         self._policy = make_policy(settings, self.memory)
         for load in self._loads.values():
             load.adopt(settings)
+            load.refresh(now_s)
         self._pools = {None: Pool(settings)}
-        self._rebuild_pools(now_s)
+        self._rebuild_pools()
 
     def tick(self, now_s: float) -> None:
         """Let time pass: call about every 100 ms. Drains ledgers, drops stale figures, releases leaked leases."""
@@ -123,9 +125,9 @@ class Router:
             self.finish(lease, now_s)
         stale = False
         for load in self._loads.values():
-            load.drain(now_s)
-            stale = load.expire_report(now_s) or stale
-            self._changed(load, now_s)
+            if not load.is_at_rest(now_s):
+                stale = load.pass_time(now_s) or stale
+                self._changed(load)
         self._load_stale = stale
 
     # --------------------------------------------------------------------------------------------------- decisions
@@ -158,7 +160,7 @@ class Router:
             lease.load.computed_tokens += computed - lease.uncached_tokens
             lease.uncached_tokens = computed
         lease.load.first_token(lease, now_s)
-        self._changed(lease.load, now_s)
+        self._changed(lease.load)
 
     def finish(self, lease: Lease, now_s: float) -> None:
         """The stream has ended, whichever way. Idempotent."""
@@ -167,7 +169,7 @@ class Router:
         lease.open = False
         del self._leases[lease]
         lease.load.release(lease, now_s)
-        self._changed(lease.load, now_s)
+        self._changed(lease.load)
 
     # ------------------------------------------------------------------------------------------------- for observers
 
@@ -225,7 +227,7 @@ class Router:
         )
         load.take(lease, question.now_s)
         self._leases[lease] = None
-        self._changed(load, question.now_s)
+        self._changed(load)
         return lease
 
     def _remember(self, pool: Pool, load: ReplicaLoad, question: Question) -> None:
@@ -241,9 +243,9 @@ class Router:
         if features.system_rung is not None:
             pool.traffic.note(features.system_rung.signature, question.now_s)
 
-    def _changed(self, load: ReplicaLoad, now_s: float) -> None:
+    def _changed(self, load: ReplicaLoad) -> None:
         for pool in self._pools_of.get(load.serial, ()):
-            pool.changed(load, now_s)
+            pool.changed(load)
 
     def _decision(self, question: Question, choice: Choice, lease: Lease | None) -> Decision:
         replica = choice.chosen.replica if choice.chosen is not None else None
@@ -254,7 +256,7 @@ class Router:
             endpoint=replica.endpoint if replica else None,
             replica_id=replica.id if replica else None,
             primary=choice.primary.replica.id if choice.primary and with_affinity else None,
-            candidates=choice.weighed,
+            weighed=choice.weighed,
             matched_bytes=choice.matched_bytes,
             prompt_tokens=int(question.prompt_tokens),
             stale=self.membership_stale or self._load_stale,

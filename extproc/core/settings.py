@@ -53,7 +53,7 @@ class RouterSettings:
     vnodes: int = VNODES
     session_candidates: int = 2
     home_candidates: int = 2
-    holder_candidates: int = 6
+    holder_candidates: int = 4
     decode_tokens: float = 64.0
     reuse_weight: float = 0.0
     tie_tokens: float = 128.0
