@@ -130,12 +130,8 @@ class Engine:
             first_token_s = self._prefilled_s + self._timing.overhead_s
             await _sleep_until(first_token_s)
             self._without_token.discard(request)
-            prefill = Prefill(
-                request.prompt_tokens, blocks.found * BLOCK_TOKENS, queue_depth=len(self._without_token)
-            )
-            self._metrics.first_token(
-                prefill.prompt_tokens, prefill.cached_tokens, _now_s() - request.arrived_s
-            )
+            prefill = Prefill(request.prompt_tokens, blocks.found * BLOCK_TOKENS, queue_depth=len(self._without_token))
+            self._metrics.first_token(prefill.prompt_tokens, prefill.cached_tokens, _now_s() - request.arrived_s)
             text = words(prompt, answer_tokens)
             while (done := len(request.output)) < answer_tokens:
                 request.output += (step := list(itertools.islice(text, step_tokens if done else 1)))

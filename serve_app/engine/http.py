@@ -90,9 +90,7 @@ CHAT = Shape(
     chunk_object="chat.completion.chunk",
     prompts=lambda body: [chat_tokens(body)],
     whole=lambda text: {"message": {"role": "assistant", "content": text}},
-    chunk=lambda text, first: {
-        "delta": {"role": "assistant", "content": text} if first else {"content": text}
-    },
+    chunk=lambda text, first: {"delta": {"role": "assistant", "content": text} if first else {"content": text}},
 )
 TEXT = Shape(
     id_prefix="cmpl-",

@@ -64,9 +64,7 @@ class EngineMetrics:
         self._queue = histogram(
             "vllm:request_queue_time_seconds", "Arrival to the start of prefill.", LATENCY_BUCKETS_S
         )
-        self._latency = histogram(
-            "vllm:e2e_request_latency_seconds", "Arrival to last token.", LATENCY_BUCKETS_S
-        )
+        self._latency = histogram("vllm:e2e_request_latency_seconds", "Arrival to last token.", LATENCY_BUCKETS_S)
         Gauge(
             "vllm:cache_config_info",
             "The cache's configuration, as labels.",
@@ -74,9 +72,7 @@ class EngineMetrics:
             registry=registry,
         ).labels(str(block_tokens), str(capacity_blocks), "True", "0").set(1)
 
-    def follow(
-        self, running: Callable[[], float], waiting: Callable[[], float], kv_usage: Callable[[], float]
-    ) -> None:
+    def follow(self, running: Callable[[], float], waiting: Callable[[], float], kv_usage: Callable[[], float]) -> None:
         """Read the gauges from the engine when they are scraped rather than on every change."""
         self._running.set_function(running)
         self._waiting.set_function(waiting)

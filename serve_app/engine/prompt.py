@@ -47,9 +47,7 @@ def chat_tokens(body: dict[str, Any]) -> bytes:
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
             raise PromptError("each message must be an object with a 'role'")
         segments += (_marker(message["role"]), _text(_content(message.get("content"))))
-        segments += (
-            _text(_json(message[name])) for name in ("tool_calls", "tool_call_id") if message.get(name)
-        )
+        segments += (_text(_json(message[name])) for name in ("tool_calls", "tool_call_id") if message.get(name))
         segments.append(_END_OF_TURN)
     segments.append(_marker("assistant"))
     return b"".join(segments)
