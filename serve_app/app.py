@@ -20,6 +20,10 @@ from serve_app.settings import AppSettings
 
 DEPLOYMENT = "Engine"
 
+# Serve runs user code in a thread of its own so that blocking code can't starve its control loop. The simulated
+# engine never blocks, and without the hop a request costs 1.0 ms of CPU rather than 1.4.
+_SIMULATED_ENV = {"RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0"}
+
 
 class SimulatedReplica:
     def __init__(self, settings: AppSettings) -> None:
@@ -50,7 +54,7 @@ class VllmReplica:
 
 def build(settings: AppSettings) -> Application:
     """The application builder that Serve calls; it validates the builder's arguments into `settings`."""
-    replica = SimulatedReplica if settings.engine == "sim" else VllmReplica
+    replica, env = (SimulatedReplica, _SIMULATED_ENV) if settings.engine == "sim" else (VllmReplica, {})
     deployment = serve.deployment(
         name=DEPLOYMENT,
         num_replicas=settings.num_replicas,
@@ -62,7 +66,7 @@ def build(settings: AppSettings) -> Application:
         ray_actor_options={
             "num_cpus": settings.num_cpus,
             "num_gpus": settings.gpus_per_replica,
-            "runtime_env": {"env_vars": settings.env},
+            "runtime_env": {"env_vars": env | settings.env},
         },
     )(serve.ingress()(replica))
     return deployment.bind(settings)

@@ -39,6 +39,7 @@ _PORTS_PER_CLUSTER = 100
 _API = "/api/serve/applications/"
 _REQUEST_TIMEOUT_S = 10.0
 _POLL_S = 0.1
+_KILL_TIMEOUT_S = 10.0
 _START_LOG = "ray-start.log"
 
 
@@ -137,23 +138,19 @@ class RayCluster:
         """The replicas that take requests, as Serve's REST API lists them at this moment."""
         return direct_ingress.replicas(self._details(), name)
 
-    def stop(self, timeout_s: float = 15.0) -> None:
+    def stop(self) -> None:
         """End all processes of the cluster and remove its directory. Does nothing the second time."""
         atexit.unregister(self.stop)
         if self._process.poll() is None:
-            # Ray's own shutdown first; what of the process tree outlives it is killed.
+            # Killed, since Ray's own way takes half a minute and there is no state to save. A worker that
+            # starts just now and isn't in the list ends by itself when it misses its raylet.
             processes = psutil.Process(self._process.pid).children(recursive=True)
-            self._process.terminate()
-            _, alive = psutil.wait_procs(processes, timeout_s)
-            for process in alive:
+            self._process.kill()
+            self._process.wait()
+            for process in processes:
                 with contextlib.suppress(psutil.NoSuchProcess):
                     process.kill()
-            psutil.wait_procs(alive, timeout_s)
-            try:
-                self._process.wait(timeout_s)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.wait()
+            psutil.wait_procs(processes, _KILL_TIMEOUT_S)
         shutil.rmtree(self._directory, ignore_errors=True)
 
     def _apply(self, name: str, timeout_s: float) -> None:
