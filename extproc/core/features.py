@@ -2,30 +2,76 @@
 
 from __future__ import annotations
 
+import json
+import re
 from dataclasses import dataclass
-from enum import StrEnum
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Final
 
+import jiter
+from blake3 import blake3
 
-class Api(StrEnum):
-    """The request's dialect, told by its path and the shape of its body."""
+from extproc.core.api import Api, api_of
+from extproc.core.ladder import SIGNATURE_BYTES, Rung, ladder
+from extproc.core.prompt import Prompt, render
+from extproc.core.session import SESSION_FIELDS, SESSION_HEADERS, canonical_header, find_session
 
-    CHAT = "chat"
-    COMPLETIONS = "completions"
-    RESPONSES = "responses"
-    EMBEDDINGS = "embeddings"
-    MESSAGES = "messages"
-    OTHER = "other"
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from extproc.core.request import Request
+
+__all__ = ["Api", "FeatureSettings", "Features", "Rung", "extract"]
+
+OPENING_LIMIT_BYTES: Final = 64 * 1024
+"""The opening of a conversation is cut here, so that a head of this size suffices to recognise it."""
+PLAIN_OPENING_BYTES: Final = 4096
+"""Where a prompt without turns is taken to begin to be a conversation of its own: the deepest rung up to here."""
+LENIENT_JSON_BYTES: Final = 1024 * 1024
+"""Documents up to this size that the strict parser refuses (lone surrogates, a byte order mark) get a second try."""
+
+VOLATILE: Final = {
+    "date": r"\b\d{4}-\d{2}-\d{2}\b|\b\d{1,2}[./]\d{1,2}[./]\d{2,4}\b",
+    "time": r"\b\d{1,2}:\d{2}(?::\d{2}(?:\.\d{1,9})?)?(?:\s?[AaPp][Mm]\b|Z|[+-]\d{2}:?\d{2})?",
+    "uuid": r"\b[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}\b",
+}
+"""Spans that can be masked by name; any other name is taken as a regular expression of its own."""
 
 
 @dataclass(frozen=True, slots=True)
-class Rung:
-    """A prefix signature: the keyed BLAKE3 of the prompt's first `offset_bytes` bytes (16 bytes of it)."""
+class FeatureSettings:
+    """What is read of a request.
 
-    offset_bytes: int
-    signature: bytes
+    session_headers, session_fields: sources of the session id in their order, the headers first; header names in
+        any case and with `_` or `-`, fields as dotted paths.
+    tenant_headers: the first present scopes session ids, so that two tenants' equal ids never meet. Credentials are
+        among them and, like all others, only ever hashed.
+    prefix_by_tenant: scope prefixes by tenant too. Off: engines share their cache between tenants (a request that
+        must not be shared says so by `cache_salt`, which is part of the scope).
+    schema_in_prompt: the engine's template renders response_format and the like.
+    mask: volatile spans that the key ignores: "date", "time", "uuid", or regular expressions.
+    secret: keys every hash, so that nobody outside can aim conversations at one replica.
+    """
+
+    session_headers: tuple[str, ...] = SESSION_HEADERS
+    session_fields: tuple[str, ...] = SESSION_FIELDS
+    tenant_headers: tuple[str, ...] = ("x-tenant-id", "authorization", "x-api-key")
+    prefix_by_tenant: bool = False
+    schema_in_prompt: bool = False
+    mask: tuple[str, ...] = ()
+    secret: str = ""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "session_headers", tuple(map(canonical_header, self.session_headers)))
+        object.__setattr__(self, "tenant_headers", tuple(map(canonical_header, self.tenant_headers)))
+        for span in self.mask:
+            try:
+                re.compile(VOLATILE.get(span, span))
+            except re.error as error:
+                raise ValueError(f"mask: {span!r} is no name of a span and no regular expression: {error}") from None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Features:
     """What is known of a request before any replica is looked at.
 
@@ -44,3 +90,99 @@ class Features:
     system_rung: Rung | None
     prompt_bytes: int
     truncated: bool
+
+
+def extract(request: Request, settings: FeatureSettings) -> Features:
+    """The features of a request. Never raises: what can't be understood has no affinity, or that of its session."""
+    api = api_of(request.path)
+    headers = request.headers
+    body = _parse(request.body, request.truncated) if request.body and api is not Api.OTHER else None
+    open_key = next(reversed(body), None) if body and request.truncated else None
+    tenant = next((value for name in settings.tenant_headers if (value := headers.get(name))), "")
+
+    prompt, model, salt = None, None, ""
+    if body is not None:
+        model = _text(body, "model", open_key)
+        salt = _text(body, "cache_salt", open_key) or ""
+        prompt = _render(api, body, request.truncated, settings)
+
+    rungs: tuple[Rung, ...] = ()
+    system_rung = opening = None
+    if prompt is not None:
+        prefix_tenant = tenant if settings.prefix_by_tenant else ""
+        key = _scope("prefix", settings.secret, model or "", salt, prefix_tenant)
+        opening_end = prompt.opening_end
+        if prompt.has_turns and len(prompt.stream) >= OPENING_LIMIT_BYTES:
+            # A cut stream may not reach the turn's end, nor needs to.
+            opening_end = min(opening_end or OPENING_LIMIT_BYTES, OPENING_LIMIT_BYTES)
+        ends = [end for end in (prompt.system_end, opening_end) if end is not None]
+        rungs = ladder(prompt.stream, key, ends)
+        by_offset = {rung.offset_bytes: rung for rung in rungs}
+        system_rung = by_offset.get(prompt.system_end or 0)
+        opening = by_offset.get(opening_end or 0) or _plain_opening(rungs)
+
+    session = find_session(headers, body, settings.session_headers, settings.session_fields, open_key)
+    conversation_key = conversation_source = None
+    if session is not None:
+        session_id, conversation_source = session
+        key = _scope("session", settings.secret, tenant)
+        conversation_key = blake3(session_id.encode("utf-8", "surrogatepass"), key=key).digest(length=SIGNATURE_BYTES)
+    elif opening is not None:
+        conversation_key, conversation_source = opening.signature, "prompt"
+
+    prompt_bytes = len(prompt.stream) if prompt is not None else 0
+    if request.truncated and prompt is not None and request.content_length_bytes is not None:
+        # The rest of a long body is nearly all prompt.
+        prompt_bytes += max(0, request.content_length_bytes - len(request.body))
+    return Features(
+        api, model, conversation_key, conversation_source, rungs, system_rung, prompt_bytes, request.truncated
+    )
+
+
+def _parse(body: bytes, truncated: bool) -> dict[str, Any] | None:
+    """The document, or of a truncated one what there is of it. None where it is no JSON object."""
+    document: Any
+    try:
+        document = jiter.from_json(body, partial_mode="trailing-strings" if truncated else False)
+    except ValueError:
+        if truncated or len(body) > LENIENT_JSON_BYTES:
+            return None
+        try:
+            document = json.loads(body)
+        except (ValueError, RecursionError):
+            return None
+    return document if isinstance(document, dict) else None
+
+
+def _render(api: Api, body: dict[str, Any], truncated: bool, settings: FeatureSettings) -> Prompt | None:
+    mask = _masker(settings.mask) if settings.mask else None
+    try:
+        return render(api, body, cut=truncated, mask=mask, schemas=settings.schema_in_prompt)
+    except (ValueError, TypeError, RecursionError):  # nested or numbered beyond what can be spelled again
+        return None
+
+
+def _plain_opening(rungs: tuple[Rung, ...]) -> Rung:
+    """The opening of a prompt without turns, or whose first turn is cut off."""
+    return next((rung for rung in reversed(rungs) if rung.offset_bytes <= PLAIN_OPENING_BYTES), rungs[0])
+
+
+def _text(body: dict[str, Any], name: str, open_key: str | None) -> str | None:
+    value = body.get(name)
+    return value if isinstance(value, str) and name != open_key else None
+
+
+@lru_cache(maxsize=4096)
+def _scope(*fields: str) -> bytes:
+    """A 32-byte key from fields, none of which can pass for another."""
+    hasher = blake3()
+    for field in fields:
+        data = field.encode("utf-8", "surrogatepass")
+        hasher.update(len(data).to_bytes(8, "little") + data)
+    return hasher.digest()
+
+
+@lru_cache(maxsize=8)
+def _masker(spans: tuple[str, ...]) -> Callable[[str], str]:
+    pattern = re.compile("|".join(f"(?:{VOLATILE.get(span, span)})" for span in spans))
+    return lambda text: pattern.sub("\x1a", text)
