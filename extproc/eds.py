@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Final
 
 from envoy.config.core.v3.health_check_pb2 import DRAINING, HEALTHY
 from envoy.config.endpoint.v3.endpoint_pb2 import ClusterLoadAssignment
-from envoy.config.endpoint.v3.endpoint_components_pb2 import LbEndpoint
 from envoy.service.discovery.v3.discovery_pb2 import DiscoveryRequest, DiscoveryResponse
 
 if TYPE_CHECKING:
@@ -34,9 +33,10 @@ log = logging.getLogger(__name__)
 
 @dataclass(eq=False, slots=True)
 class Subscriber:
-    """One open EDS stream. node: Envoy's own id. accepted, refused: the newest versions it answered to."""
+    """One open EDS stream. node: Envoy's own id. sent, accepted, refused: the newest version of each kind."""
 
     node: str = ""
+    sent: int = 0
     accepted: int = 0
     refused: int = 0
 
@@ -89,34 +89,28 @@ class EndpointDiscovery:
         """One `StreamEndpoints` call: serialized DiscoveryRequests in, DiscoveryResponses out."""
         subscriber = Subscriber()
         reader = asyncio.create_task(self._listen(subscriber, requests))
-        sent = 0
         try:
-            while True:
-                async with self._changed:
-                    await self._changed.wait_for(lambda: reader.done() or self._is_due(subscriber, sent))
-                    if reader.done():
-                        return
-                    sent, assignment = self.version, self._assignment
-                yield _response(sent, assignment)
+            while await self._has_news(subscriber, reader):
+                subscriber.sent = self.version
+                yield _response(self.version, self._assignment)
         finally:
             reader.cancel()
             async with self._changed:
                 self._subscribers.discard(subscriber)
                 self._changed.notify_all()
 
-    def _is_due(self, subscriber: Subscriber, sent: int) -> bool:
-        return subscriber in self._subscribers and sent < self.version
+    async def _has_news(self, subscriber: Subscriber, reader: asyncio.Task[None]) -> bool:
+        """Wait for a version that the subscriber has not been sent; False when its stream has ended."""
+        async with self._changed:
+            await self._changed.wait_for(
+                lambda: reader.done() or (subscriber in self._subscribers and subscriber.sent < self.version)
+            )
+        return not reader.done()
 
     async def _listen(self, subscriber: Subscriber, requests: AsyncIterator[bytes]) -> None:
         """Follow what one Envoy subscribes to, accepts and refuses."""
-        try:
-            async for message in requests:
-                request = DiscoveryRequest.FromString(message)
-                async with self._changed:
-                    self._note(subscriber, request)
-                    self._changed.notify_all()
-        finally:
-            # Wakes the writer, which is the one to leave the set: it may be cancelled before this is scheduled.
+        async for message in requests:
+            self._note(subscriber, DiscoveryRequest.FromString(message))
             async with self._changed:
                 self._changed.notify_all()
 
@@ -139,7 +133,7 @@ def _assignment(replicas: Iterable[Replica]) -> bytes:
     locality = assignment.endpoints.add()
     for replica in sorted(replicas, key=lambda replica: replica.id):
         host, _, port = replica.endpoint.rpartition(":")
-        endpoint: LbEndpoint = locality.lb_endpoints.add(health_status=DRAINING if replica.draining else HEALTHY)
+        endpoint = locality.lb_endpoints.add(health_status=DRAINING if replica.draining else HEALTHY)
         address = endpoint.endpoint.address.socket_address
         address.address, address.port_value = host.strip("[]"), int(port)
         endpoint.load_balancing_weight.value = max(1, round(replica.weight * WEIGHT_STEPS))

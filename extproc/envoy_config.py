@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,21 +15,14 @@ _HERE = Path(__file__).parent
 _TEMPLATES = (_HERE / "_envoy" / "bootstrap.yaml", _HERE.parent / "envoy" / "bootstrap.yaml")  # wheel, checkout
 
 
-class RequestBodyMode(StrEnum):
-    """How much of a body the router is shown."""
-
-    BUFFERED = "buffered"
-    PARTIAL = "partial"
-
-
 @dataclass(frozen=True, slots=True)
 class EnvoySettings:
     """Envoy's side. Measurements behind the defaults: envoy/README.md.
 
     listen, admin: "host:port"; the admin port can stop Envoy, so it stays on loopback.
-    body_mode: "buffered" shows the router whole bodies; "partial" their heads.
+    router: "host:port" of our gRPC port as Envoy reaches it; a name is resolved again and again. Empty: the port
+        that the service listens on.
     max_body_bytes: longer bodies get 413. 8 MiB holds a prompt of about 2 million tokens.
-    head_bytes: in partial mode, how much of a body is shown (Envoy rounds up to what it has read).
     message_timeout_s: how long a request waits for the router before it goes to the fallback.
     response_headers: show the router the beginning of each answer: first token, status, the replica that served.
     retries: further attempts after a refused connection, a reset before the request was sent, or a 503.
@@ -40,10 +32,9 @@ class EnvoySettings:
 
     listen: str = "127.0.0.1:10000"
     admin: str = "127.0.0.1:9901"
+    router: str = ""
     node_id: str = "envoy"
-    body_mode: RequestBodyMode = RequestBodyMode.BUFFERED
     max_body_bytes: int = 8 * 1024 * 1024
-    head_bytes: int = 64 * 1024
     message_timeout_s: float = 2.0
     response_headers: bool = True
     retries: int = 2
@@ -51,34 +42,29 @@ class EnvoySettings:
     access_log: bool = False
 
 
-def render(settings: EnvoySettings, extproc: str, session_headers: Sequence[str]) -> str:
+def render(settings: EnvoySettings, server_listen: str, session_headers: Sequence[str]) -> str:
     """The bootstrap as YAML.
 
-    extproc: "host:port" of our gRPC port as Envoy reaches it (names are resolved again and again).
+    server_listen: where the service listens, "host:port".
     session_headers: what the fallback hashes, the first one present; `-` and `_` are tried alike.
     Raises ValueError on an address that is none.
     """
     template = next(path for path in _TEMPLATES if path.exists())
-    values = _values(settings, extproc, session_headers)
+    values = _values(settings, settings.router or server_listen, session_headers)
     bootstrap = _fill(yaml.safe_load(template.read_text(encoding="utf-8")), values)
     return yaml.dump(bootstrap, Dumper=_Plain, sort_keys=False, width=120)
 
 
-def _values(settings: EnvoySettings, extproc: str, session_headers: Sequence[str]) -> dict[str, Any]:
-    partial = settings.body_mode is RequestBodyMode.PARTIAL
+def _values(settings: EnvoySettings, router: str, session_headers: Sequence[str]) -> dict[str, Any]:
     return {
         "node_id": settings.node_id,
         "listen": _socket_address(settings.listen),
         "admin": _socket_address(settings.admin),
-        "extproc": _socket_address(extproc),
-        "connection_buffer_bytes": settings.head_bytes if partial else None,
+        "router": _socket_address(router),
         "max_body_bytes": settings.max_body_bytes,
         "message_timeout": f"{settings.message_timeout_s}s",
-        "request_body_mode": "BUFFERED_PARTIAL" if partial else "BUFFERED",
         "response_header_mode": "SEND" if settings.response_headers else "SKIP",
-        "hash_policy": [
-            {"header": {"header_name": name}, "terminal": True} for name in _spellings(session_headers)
-        ],
+        "hash_policy": [{"header": {"header_name": name}, "terminal": True} for name in _spellings(session_headers)],
         "retries": settings.retries,
         "round_robin_route": settings.round_robin_route,
         "access_log": settings.access_log,

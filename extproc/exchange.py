@@ -30,7 +30,7 @@ request; only in full duplex, what comes after the end of a body is ignored (env
 The decision's lease is held until `close`, which the transport calls at every end of the stream.
 
 Response headers tell that the prefill is over, unless they open an event stream of an engine that sends its
-headers before its first token. An engine behind serve_app's first-token middleware says so by its token counts.
+headers before its first token. One behind the first-token middleware holds them, and marks them by its queue depth.
 """
 
 from __future__ import annotations
@@ -69,6 +69,7 @@ MAX_HEAD_BYTES: Final = 8 * 1024 * 1024
 
 PROMPT_TOKENS: Final = "x-prompt-tokens"
 CACHED_TOKENS: Final = "x-cached-tokens"
+QUEUE_DEPTH: Final = "x-queue-depth"
 MAX_PLAUSIBLE_TOKENS: Final = 100_000_000
 
 _ONE_BODY_MESSAGE = frozenset({BodyMode.BUFFERED, BodyMode.BUFFERED_PARTIAL})
@@ -104,17 +105,18 @@ class Exchange:
             return []
         match event:
             case RequestHeaders():
-                return self._request_headers(event)
+                replies = self._request_headers(event)
             case RequestBody():
-                return self._request_body(event)
+                replies = self._request_body(event)
             case RequestTrailers():
-                return self._request_trailers()
+                replies = self._request_trailers()
             case ResponseHeaders():
-                return self._response_headers(event)
+                replies = self._response_headers(event)
             case ResponseBody():
-                return self._response_body(event)
+                replies = self._response_body(event)
             case ResponseTrailers():
-                return [Continue(Phase.RESPONSE_TRAILERS)]
+                replies = [Continue(Phase.RESPONSE_TRAILERS)]
+        return replies
 
     def close(self) -> None:
         """The stream is over, whichever way. Idempotent."""
@@ -236,12 +238,12 @@ def _refusal(decision: Decision) -> Refuse:
 def _response_start(answer: ResponseHeaders) -> ResponseStart:
     headers = answer.headers
     status = _count(headers.get(":status"), at_most=999) or 0
-    prompt_tokens = _count(headers.get(PROMPT_TOKENS))
     return ResponseStart(
         status=status,
-        first_token=200 <= status < 300 and (prompt_tokens is not None or not _is_event_stream(headers)),
-        prompt_tokens=prompt_tokens,
+        first_token=200 <= status < 300 and (QUEUE_DEPTH in headers or not _is_event_stream(headers)),
+        prompt_tokens=_count(headers.get(PROMPT_TOKENS)),
         cached_tokens=_count(headers.get(CACHED_TOKENS)),
+        queue_depth=_count(headers.get(QUEUE_DEPTH)),
         served_endpoint=answer.served_endpoint,
     )
 

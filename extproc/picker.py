@@ -23,6 +23,7 @@ class ResponseStart:
 
     first_token: the engine has finished the prefill (see `extproc.exchange`).
     prompt_tokens, cached_tokens: the engine's own counts, None where it does not say.
+    queue_depth: requests at the replica that wait for their first token, None where it does not say.
     served_endpoint: "ip:port" that really answered, None where the data plane does not say.
     """
 
@@ -30,6 +31,7 @@ class ResponseStart:
     first_token: bool
     prompt_tokens: int | None
     cached_tokens: int | None
+    queue_depth: int | None
     served_endpoint: str | None
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from extproc.exchange import MAX_HEAD_BYTES, Exchange
+from extproc.exchange import Exchange
 from extproc.wire import UnknownMessage, decode, encode
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ class Server:
         self._settings = settings
         self._picker = picker
         self._endpoints = endpoints
-        self._health = health.aio.HealthServicer()
+        self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]  # newer than its stubs
         self._grpc = grpc.aio.server(options=_channel_options(settings))
         self._grpc.add_generic_rpc_handlers(
             (
@@ -102,9 +102,9 @@ class Server:
         await self._grpc.stop(self._settings.drain_s)
 
     async def _process(self, requests: AsyncIterator[bytes], context: _RpcContext) -> None:
-        exchange = Exchange(self._picker, MAX_HEAD_BYTES)
+        exchange = Exchange(self._picker)
         try:
-            while (message := await context.read()) is not grpc.aio.EOF:
+            async for message in requests:
                 for reply in exchange.receive(decode(message)):
                     for response in encode(reply):
                         await context.write(response)
@@ -113,7 +113,7 @@ class Server:
         finally:
             exchange.close()
 
-    async def _stream_endpoints(self, requests: AsyncIterator[bytes], context: _RpcContext) -> AsyncIterator[bytes]:
+    async def _stream_endpoints(self, requests: AsyncIterator[bytes], _context: _RpcContext) -> AsyncIterator[bytes]:
         async for response in self._endpoints.serve(requests):
             yield response
 

@@ -1,0 +1,192 @@
+"""Bytes in, events out; replies in, bytes out. Checked with Envoy's own messages."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from envoy.extensions.filters.http.ext_proc.v3.processing_mode_pb2 import ProcessingMode
+from envoy.service.ext_proc.v3.external_processor_pb2 import (
+    HttpBody,
+    HttpHeaders,
+    HttpTrailers,
+    ProcessingRequest,
+    ProcessingResponse,
+)
+
+from extproc.messages import (
+    BodyMode,
+    Continue,
+    Echo,
+    Event,
+    Phase,
+    Refuse,
+    Reply,
+    RequestBody,
+    RequestHeaders,
+    RequestTrailers,
+    ResponseBody,
+    ResponseHeaders,
+    ResponseTrailers,
+    Route,
+)
+from extproc.wire import MAX_ECHO_BYTES, UnknownMessage, decode, encode
+
+ENDPOINT = "10.0.0.1:8000"
+DESTINATION = "x-gateway-destination-endpoint"
+
+
+def http_headers(values: list[tuple[str, bytes]], end_of_stream: bool = False) -> HttpHeaders:
+    message = HttpHeaders(end_of_stream=end_of_stream)
+    for key, value in values:
+        message.headers.headers.add(key=key, raw_value=value)
+    return message
+
+
+def sent(reply: Reply) -> list[ProcessingResponse]:
+    return [ProcessingResponse.FromString(message) for message in encode(reply)]
+
+
+@pytest.mark.parametrize(
+    ("message", "event"),
+    [
+        (ProcessingRequest(request_body=HttpBody(body=b"x", end_of_stream=True)), RequestBody(b"x", True)),
+        (ProcessingRequest(request_body=HttpBody()), RequestBody(b"", False)),
+        (ProcessingRequest(response_body=HttpBody(body=b"y")), ResponseBody(b"y", False)),
+        (ProcessingRequest(request_trailers=HttpTrailers()), RequestTrailers()),
+        (ProcessingRequest(response_trailers=HttpTrailers()), ResponseTrailers()),
+        (
+            ProcessingRequest(response_headers=http_headers([(":status", b"200")], end_of_stream=True)),
+            ResponseHeaders({":status": "200"}, True, None),
+        ),
+    ],
+)
+def test_decode(message: ProcessingRequest, event: Event) -> None:
+    assert decode(message.SerializeToString()) == event
+
+
+def test_decode_request_headers() -> None:
+    values = [
+        (":method", b"POST"),
+        ("X-Upper", b"1"),
+        ("x-twice", b"first"),
+        ("x-twice", b"last"),
+        ("x-text", "Grüße".encode()),
+        ("x-bytes", b"\xff\xfe"),
+    ]
+    message = ProcessingRequest(request_headers=http_headers(values))
+    message.request_headers.headers.headers.add(key="x-old-style", value="v")
+    message.protocol_config.request_body_mode = ProcessingMode.FULL_DUPLEX_STREAMED
+    assert decode(message.SerializeToString()) == RequestHeaders(
+        headers={
+            ":method": "POST",
+            "x-upper": "1",
+            "x-twice": "last",
+            "x-text": "Grüße",
+            "x-bytes": r"\xff\xfe",
+            "x-old-style": "v",
+        },
+        end_of_stream=False,
+        request_body_mode=BodyMode.FULL_DUPLEX_STREAMED,
+        response_body_mode=BodyMode.NONE,
+        allowed_endpoints=None,
+    )
+
+
+@pytest.mark.parametrize(
+    ("hint", "allowed"),
+    [
+        (["10.0.0.1:1", "10.0.0.2:1"], frozenset({"10.0.0.1:1", "10.0.0.2:1"})),
+        ("10.0.0.1:1, 10.0.0.2:1", frozenset({"10.0.0.1:1", "10.0.0.2:1"})),
+        ([], frozenset()),
+        ("", frozenset()),
+    ],
+)
+def test_decode_subset_hint(hint: object, allowed: frozenset[str]) -> None:
+    message = ProcessingRequest(request_headers=HttpHeaders())
+    hints = message.metadata_context.filter_metadata["envoy.lb.subset_hint"]
+    hints.update({"x-gateway-destination-endpoint-subset": hint})
+    event = decode(message.SerializeToString())
+    assert isinstance(event, RequestHeaders)
+    assert event.allowed_endpoints == allowed
+
+
+def test_metadata_of_others_is_no_hint() -> None:
+    message = ProcessingRequest(request_headers=HttpHeaders())
+    message.metadata_context.filter_metadata["envoy.lb"].update({"x-gateway-destination-endpoint-subset": "x"})
+    event = decode(message.SerializeToString())
+    assert isinstance(event, RequestHeaders)
+    assert event.allowed_endpoints is None
+
+
+def test_decode_served_endpoint() -> None:
+    message = ProcessingRequest(response_headers=HttpHeaders())
+    message.metadata_context.filter_metadata["envoy.lb"].update({f"{DESTINATION}-served": ENDPOINT})
+    assert decode(message.SerializeToString()) == ResponseHeaders({}, False, ENDPOINT)
+
+
+@pytest.mark.parametrize("message", [b"", b"\xff\xff\xff", b"\x50\x01"])
+def test_what_is_no_message_is_refused(message: bytes) -> None:
+    with pytest.raises(UnknownMessage):
+        decode(message)
+
+
+@pytest.mark.parametrize("phase", Phase)
+def test_continue_answers_with_its_own_kind(phase: Phase) -> None:
+    (response,) = sent(Continue(phase))
+    assert response.WhichOneof("response") == phase.value
+    assert not response.HasField("dynamic_metadata")
+
+
+@pytest.mark.parametrize("phase", [Phase.REQUEST_HEADERS, Phase.REQUEST_BODY])
+def test_a_route_is_the_same_in_header_and_metadata(phase: Phase) -> None:
+    (response,) = sent(Route(phase, ENDPOINT))
+    assert response.WhichOneof("response") == phase.value
+    (option,) = getattr(response, phase.value).response.header_mutation.set_headers
+    assert (option.header.key, option.header.raw_value) == (DESTINATION, ENDPOINT.encode())
+    assert option.append_action == option.OVERWRITE_IF_EXISTS_OR_ADD
+    assert response.dynamic_metadata["envoy.lb"][DESTINATION] == ENDPOINT
+    assert not response.HasField("mode_override")
+
+
+def test_a_route_at_the_trailers_is_in_metadata() -> None:
+    (response,) = sent(Route(Phase.REQUEST_TRAILERS, ENDPOINT))
+    assert response.WhichOneof("response") == "request_trailers"
+    assert response.dynamic_metadata["envoy.lb"][DESTINATION] == ENDPOINT
+
+
+def test_skip_body_overrides_the_mode() -> None:
+    (response,) = sent(Route(Phase.REQUEST_HEADERS, ENDPOINT, skip_body=True))
+    assert response.HasField("mode_override")
+    assert response.mode_override.request_body_mode == ProcessingMode.NONE
+
+
+@pytest.mark.parametrize("endpoint", ["10.0.0.1:1\r\nx: y", "10.0.0.1:1\n", "10.0.0.1\0:1", "hôte:1"])
+def test_a_value_cannot_break_out_of_its_header(endpoint: str) -> None:
+    with pytest.raises(ValueError, match=r"ordinal|CR, LF or NUL"):
+        list(encode(Route(Phase.REQUEST_HEADERS, endpoint)))
+
+
+@pytest.mark.parametrize("size", [0, 1, MAX_ECHO_BYTES - 1, MAX_ECHO_BYTES, MAX_ECHO_BYTES + 1, 3 * MAX_ECHO_BYTES + 7])
+@pytest.mark.parametrize("end", [True, False])
+def test_an_echo_gives_every_byte_back_in_small_pieces(size: int, end: bool) -> None:
+    body = bytes(number % 251 for number in range(size))
+    responses = sent(Echo(Phase.REQUEST_BODY, body, end))
+    pieces = [response.request_body.response.body_mutation.streamed_response for response in responses]
+    assert b"".join(piece.body for piece in pieces) == body
+    assert all(len(piece.body) <= 62_000 for piece in pieces)
+    assert [piece.end_of_stream for piece in pieces] == [False] * (len(pieces) - 1) + [end]
+    assert len(pieces) == max(1, -(-size // MAX_ECHO_BYTES))
+
+
+@pytest.mark.parametrize(("retry_after_s", "header"), [(0.2, "1"), (2.0, "2"), (2.1, "3"), (None, None)])
+def test_a_refusal_is_an_openai_error(retry_after_s: float | None, header: str | None) -> None:
+    (response,) = sent(Refuse(429, "rate_limit_exceeded", "later", retry_after_s))
+    immediate = response.immediate_response
+    assert immediate.status.code == 429
+    assert json.loads(immediate.body) == {
+        "error": {"message": "later", "type": "rate_limit_error", "param": None, "code": "rate_limit_exceeded"}
+    }
+    values = {option.header.key: option.header.raw_value.decode() for option in immediate.headers.set_headers}
+    assert values.pop("content-type") == "application/json"
+    assert values == ({} if header is None else {"retry-after": header})

@@ -1,0 +1,83 @@
+"""A real Envoy in front of a router and a fleet."""
+
+from __future__ import annotations
+
+import sys
+import urllib.error
+import urllib.request
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from extproc.envoy_config import EnvoySettings, render
+from tests.support.ports import free_ports
+from tests.support.process import Process
+from tests.support.wait import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+ENVOY = Path(sys.executable).with_name("envoy")
+SESSION_HEADERS = ("x-session-id", "session-id")
+
+
+class Envoy(Process):
+    """Envoy with one worker, on free ports, with the bootstrap that the product renders."""
+
+    def __init__(
+        self,
+        directory: Path,
+        router: str,
+        settings: EnvoySettings | None = None,
+        session_headers: Sequence[str] = SESSION_HEADERS,
+    ) -> None:
+        listen, admin = free_ports(2)
+        self.settings = replace(
+            settings or EnvoySettings(), listen=f"127.0.0.1:{listen}", admin=f"127.0.0.1:{admin}", router=router
+        )
+        self.url = f"http://{self.settings.listen}"
+        self._admin = f"http://{self.settings.admin}"
+        bootstrap = directory / "envoy.yaml"
+        bootstrap.write_text(render(self.settings, router, session_headers), encoding="utf-8")
+        super().__init__(
+            # Hot restart would let two Envoys of one machine meet in a shared memory segment.
+            [ENVOY, "-c", bootstrap, "--concurrency", "1", "--disable-hot-restart", "--log-level", "warning"],
+            directory / "envoy.log",
+        )
+        self.wait_ready(lambda: "LIVE" in self.admin("/ready"), "envoy is live")
+
+    def admin(self, path: str) -> str:
+        """The admin interface's answer; empty while it does not listen."""
+        try:
+            with urllib.request.urlopen(self._admin + path, timeout=5) as answer:
+                text: str = answer.read().decode()
+                return text
+        except (urllib.error.URLError, ConnectionError):
+            return ""
+
+    def endpoints(self) -> set[str]:
+        """What the fleet cluster holds: "ip:port"."""
+        lines = (line.split("::") for line in self.admin("/clusters").splitlines())
+        return {words[1] for words in lines if len(words) > 2 and words[0] == "fleet" and "cx_active" in words[2]}
+
+    def sees_router(self) -> bool:
+        """Whether the router passes its health check."""
+        lines = self.admin("/clusters").splitlines()
+        return any(line.startswith("extproc::") and line.endswith("::health_flags::healthy") for line in lines)
+
+    def wait_for_router(self, endpoints: Iterable[str], timeout_s: float = 20.0) -> None:
+        """Wait until exactly these endpoints are known and the router is asked."""
+        expected = set(endpoints)
+        wait_until(
+            lambda: self.sees_router() and self.endpoints() == expected,
+            f"envoy knows {sorted(expected)} and a healthy router",
+            timeout_s,
+        )
+
+    def stat(self, name: str) -> int:
+        """One counter or gauge; 0 where Envoy has not made it yet."""
+        for line in self.admin(f"/stats?filter={name}").splitlines():
+            key, _, value = line.partition(": ")
+            if key == name:
+                return int(value)
+        return 0
