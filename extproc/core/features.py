@@ -80,6 +80,7 @@ class Features:
     rungs: ascending by offset, the doubling ones and the semantic boundaries alike.
     system_rung: the boundary at the end of tools + system, None where there is none.
     prompt_bytes: length of the canonical prompt; of a truncated one an estimate from the content length.
+    streamed: the client asked for a stream, so the answer's beginning tells when the prefill is over.
     """
 
     api: Api
@@ -90,6 +91,7 @@ class Features:
     system_rung: Rung | None
     prompt_bytes: int
     truncated: bool
+    streamed: bool = True
 
 
 def extract(request: Request, settings: FeatureSettings) -> Features:
@@ -134,8 +136,17 @@ def extract(request: Request, settings: FeatureSettings) -> Features:
     if request.truncated and prompt is not None and request.content_length_bytes is not None:
         # The rest of a long body is nearly all prompt.
         prompt_bytes += max(0, request.content_length_bytes - len(request.body))
+    streamed = body is not None and body.get("stream") is True
     return Features(
-        api, model, conversation_key, conversation_source, rungs, system_rung, prompt_bytes, request.truncated
+        api,
+        model,
+        conversation_key,
+        conversation_source,
+        rungs,
+        system_rung,
+        prompt_bytes,
+        request.truncated,
+        streamed,
     )
 
 

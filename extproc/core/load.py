@@ -115,11 +115,19 @@ class ReplicaLoad:
 
     def first_token(self, lease: Lease, now_s: float) -> None:
         """The lease's prefill has ended: exact, where the ledger would have guessed."""
-        self.signals_first_token = True
-        self._learn_speed(lease, now_s)
-        self._last_first_token_s = now_s
+        if lease.streamed:
+            self.signals_first_token = True
+            self._learn_speed(lease, now_s)
+            self._last_first_token_s = now_s
         self.drain(now_s)
-        self._settle(lease)
+        if lease in self._ledger:
+            # Prefill is first come, first served, so what was to be guessed of earlier ones is known now.
+            for earlier in list(self._ledger):
+                if earlier is lease:
+                    break
+                if not earlier.streamed:
+                    self._settle(earlier)
+            self._settle(lease)
         self.refresh(now_s)
 
     def release(self, lease: Lease, now_s: float) -> None:
@@ -131,7 +139,8 @@ class ReplicaLoad:
     def drain(self, now_s: float) -> None:
         """Take from the ledger what the replica has prefilled since the last look.
 
-        Oldest first. With a first-token signal only the oldest entry shrinks: that it has ended will be told.
+        Oldest first. An entry whose first token will be signalled may shrink to nothing, but holds up those behind it
+        until it is: the replica is slower than was thought.
         """
         elapsed_s, self._drained_s = now_s - self._drained_s, now_s
         if not self._ledger or elapsed_s <= 0:
@@ -143,7 +152,7 @@ class ReplicaLoad:
             budget -= done
             self.ledger_tokens -= done
             self._ledger[lease] = left - done
-            if self.signals_first_token or done < left:
+            if done < left or (self.signals_first_token and lease.streamed):
                 break
             settled.append(lease)
         for lease in settled:

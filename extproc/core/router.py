@@ -224,6 +224,7 @@ class Router:
             question.features.prompt_bytes,
             question.prompt_tokens,
             choice.uncached_tokens,
+            question.features.streamed,
         )
         load.take(lease, question.now_s)
         self._leases[lease] = None
