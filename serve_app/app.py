@@ -51,6 +51,9 @@ class VllmReplica:
     async def check_health(self) -> None:
         await self._server.check_health()
 
+    async def __del__(self) -> None:  # Serve awaits it when a replica has drained
+        await self._server.stop()
+
 
 def build(settings: AppSettings) -> Application:
     """The application builder that Serve calls; it validates the builder's arguments into `settings`."""
