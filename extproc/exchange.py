@@ -15,8 +15,7 @@ seen. When that is depends on how the data plane sends bodies, which the first m
     FULL_DUPLEX_STREAMED   the end of the body, or the piece     hold the header reply    echo each piece
                            that fills the head                   and the pieces
 
-The route travels in the reply that lets the headers go, as a header and as dynamic metadata alike. Multipart
-uploads hold no prompt: they are routed by their headers, and the data plane is asked to keep their bodies.
+The route travels in the reply that lets the headers go, as a header and as dynamic metadata alike.
 
     state      request headers     request body        request trailers    response *
     START      route, or > BODY    route               route               go on
@@ -133,9 +132,6 @@ class Exchange:
         if opening.end_of_stream:
             self._request_ended = True
             return [self._route(Phase.REQUEST_HEADERS, b"", truncated=False)]
-        if opening.headers.get("content-type", "").startswith("multipart/"):
-            skip_body = mode in _ONE_BODY_MESSAGE
-            return [self._route(Phase.REQUEST_HEADERS, b"", truncated=True, skip_body=skip_body)]
         if mode in _ONE_BODY_MESSAGE:
             self._state = State.BODY
             return [Continue(Phase.REQUEST_HEADERS)]
@@ -189,7 +185,7 @@ class Exchange:
     def _content_length_bytes(self) -> int | None:
         return _count(self._opening.headers.get("content-length"), at_most=1 << 50)
 
-    def _route(self, phase: Phase, body: bytes, truncated: bool, skip_body: bool = False) -> Reply:
+    def _route(self, phase: Phase, body: bytes, truncated: bool) -> Reply:
         headers = self._opening.headers
         request = Request(
             method=headers.get(":method", "POST"),
@@ -203,7 +199,7 @@ class Exchange:
         self._state = State.ROUTED
         decision = self._pick.decision
         if decision.endpoint is not None:
-            return Route(phase, decision.endpoint, skip_body)
+            return Route(phase, decision.endpoint)
         if decision.membership_version == 0:
             # A router that has not seen its fleet yet knows less than the data plane, which may hold the
             # endpoints of a router before it: stay silent, so that its fallback serves.

@@ -102,14 +102,10 @@ class Continue:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """Go on, to exactly this endpoint ("ip:port").
-
-    skip_body: the body need not be sent here (honoured where the filter allows mode overrides).
-    """
+    """Go on, to exactly this endpoint ("ip:port")."""
 
     phase: Phase
     endpoint: str
-    skip_body: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,6 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from envoy.config.core.v3.base_pb2 import HeaderValue, HeaderValueOption
-from envoy.extensions.filters.http.ext_proc.v3.processing_mode_pb2 import ProcessingMode
 from envoy.service.ext_proc.v3.external_processor_pb2 import (
     BodyMutation,
     CommonResponse,
@@ -118,8 +117,6 @@ def _steady(reply: Continue | Route) -> bytes:
         endpoint = _header_value(reply.endpoint)
         response.dynamic_metadata.update({METADATA_NAMESPACE: {DESTINATION: reply.endpoint}})
         common.header_mutation.set_headers.append(_overwrite(DESTINATION, endpoint))
-        if reply.skip_body:
-            response.mode_override.request_body_mode = ProcessingMode.NONE
     part = getattr(response, phase.value)
     part.SetInParent()
     if phase in _HEADER_PHASES or phase in _BODY_PHASES:

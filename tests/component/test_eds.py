@@ -71,9 +71,7 @@ async def test_a_subscriber_is_told_the_fleet(service: Service, channel: grpc.ai
     assert first.metadata.filter_metadata["envoy.lb"]["hash_key"] == "a"
 
 
-async def test_nobody_is_told_anything_before_the_fleet_is_known(
-    service: Service, channel: grpc.aio.Channel
-) -> None:
+async def test_nobody_is_told_anything_before_the_fleet_is_known(service: Service, channel: grpc.aio.Channel) -> None:
     stream = await subscribe(service, channel)
     read = asyncio.create_task(stream.read())
     version = await service.endpoints.publish(FLEET)

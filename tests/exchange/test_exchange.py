@@ -79,10 +79,6 @@ CONVERSATIONS: dict[str, tuple[list[Event], list[list[Reply]]]] = {
         [headers(BodyMode.STREAMED), BEGUN, REST, RequestTrailers()],
         [[ROUTE_HEADERS], [GO_BODY], [GO_BODY], [GO_TRAILERS]],
     ),
-    "multipart, buffered": (
-        [headers(BodyMode.BUFFERED, extra={"content-type": "multipart/form-data; boundary=x"}), WHOLE],
-        [[Route(Phase.REQUEST_HEADERS, ENDPOINT, skip_body=True)], [GO_BODY]],
-    ),
     "full duplex": (
         [headers(BodyMode.FULL_DUPLEX_STREAMED), WHOLE],
         [[], [ROUTE_HEADERS, Echo(Phase.REQUEST_BODY, CHAT, True)]],
@@ -110,14 +106,6 @@ CONVERSATIONS: dict[str, tuple[list[Event], list[list[Reply]]]] = {
     "full duplex, headers only": (
         [headers(BodyMode.FULL_DUPLEX_STREAMED, end=True)],
         [[ROUTE_HEADERS]],
-    ),
-    "full duplex, multipart": (
-        [headers(BodyMode.FULL_DUPLEX_STREAMED, extra={"content-type": "multipart/form-data"}), BEGUN, REST],
-        [
-            [ROUTE_HEADERS],
-            [Echo(Phase.REQUEST_BODY, CHAT[:10], False)],
-            [Echo(Phase.REQUEST_BODY, CHAT[10:], True)],
-        ],
     ),
     "an answer before the request has ended": (
         [headers(BodyMode.BUFFERED), ResponseHeaders({":status": "413"})],

@@ -146,19 +146,12 @@ def test_a_route_is_the_same_in_header_and_metadata(phase: Phase) -> None:
     assert (option.header.key, option.header.raw_value) == (DESTINATION, ENDPOINT.encode())
     assert option.append_action == option.OVERWRITE_IF_EXISTS_OR_ADD
     assert response.dynamic_metadata["envoy.lb"][DESTINATION] == ENDPOINT
-    assert not response.HasField("mode_override")
 
 
 def test_a_route_at_the_trailers_is_in_metadata() -> None:
     (response,) = sent(Route(Phase.REQUEST_TRAILERS, ENDPOINT))
     assert response.WhichOneof("response") == "request_trailers"
     assert response.dynamic_metadata["envoy.lb"][DESTINATION] == ENDPOINT
-
-
-def test_skip_body_overrides_the_mode() -> None:
-    (response,) = sent(Route(Phase.REQUEST_HEADERS, ENDPOINT, skip_body=True))
-    assert response.HasField("mode_override")
-    assert response.mode_override.request_body_mode == ProcessingMode.NONE
 
 
 @pytest.mark.parametrize("endpoint", ["10.0.0.1:1\r\nx: y", "10.0.0.1:1\n", "10.0.0.1\0:1", "hôte:1"])
