@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import grpc
 import pytest_asyncio
@@ -18,6 +18,9 @@ from extproc.server import ENDPOINT_DISCOVERY, EXTERNAL_PROCESSOR, Server, Serve
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
+
+Stream = Any
+"""A call in grpc's reader and writer style; its stubs know the iterator style only."""
 
 FLEET = [Replica(f"replica-{number}", f"10.0.0.{number}:8000") for number in range(1, 5)]
 
@@ -37,23 +40,23 @@ class Service:
     def channel(self) -> grpc.aio.Channel:
         return grpc.aio.insecure_channel(self.address)
 
-    def process(self, channel: grpc.aio.Channel) -> grpc.aio.StreamStreamCall[ProcessingRequest, ProcessingResponse]:
+    def process(self, channel: grpc.aio.Channel) -> Stream:
         """An ext_proc stream."""
-        call: grpc.aio.StreamStreamCall[ProcessingRequest, ProcessingResponse] = channel.stream_stream(
+        call: Any = channel.stream_stream(
             f"/{EXTERNAL_PROCESSOR}/Process",
             request_serializer=ProcessingRequest.SerializeToString,
             response_deserializer=ProcessingResponse.FromString,
-        )()
-        return call
+        )
+        return call()
 
-    def discover(self, channel: grpc.aio.Channel) -> grpc.aio.StreamStreamCall[DiscoveryRequest, DiscoveryResponse]:
+    def discover(self, channel: grpc.aio.Channel) -> Stream:
         """An EDS stream."""
-        call: grpc.aio.StreamStreamCall[DiscoveryRequest, DiscoveryResponse] = channel.stream_stream(
+        call: Any = channel.stream_stream(
             f"/{ENDPOINT_DISCOVERY}/StreamEndpoints",
             request_serializer=DiscoveryRequest.SerializeToString,
             response_deserializer=DiscoveryResponse.FromString,
-        )()
-        return call
+        )
+        return call()
 
 
 @pytest_asyncio.fixture

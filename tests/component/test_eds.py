@@ -10,13 +10,11 @@ from envoy.config.endpoint.v3.endpoint_pb2 import ClusterLoadAssignment
 from envoy.service.discovery.v3.discovery_pb2 import DiscoveryRequest, DiscoveryResponse
 
 from extproc.core.replica import Replica
-from tests.component.conftest import FLEET, Service
+from tests.component.conftest import FLEET, Service, Stream
 from tests.support.wait import until
 
 if TYPE_CHECKING:
     import grpc
-
-    Stream = grpc.aio.StreamStreamCall[DiscoveryRequest, DiscoveryResponse]
 
 TYPE_URL = "type.googleapis.com/envoy.config.endpoint.v3.ClusterLoadAssignment"
 

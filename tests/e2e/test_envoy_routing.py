@@ -15,7 +15,6 @@ import pytest_asyncio
 from extproc.core.router import RouterSettings
 from extproc.envoy_config import EnvoySettings
 from tests.support.proxied_fleet import ProxiedFleet, proxied_fleet
-from tests.support.wait import until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -41,13 +40,6 @@ def chat(session_id: str, padding: int = 0) -> bytes:
 async def in_pieces(body: bytes, size: int = 50_000) -> AsyncIterator[bytes]:
     for at in range(0, len(body), size):
         yield body[at : at + size]
-
-
-async def all_released(fleet: ProxiedFleet) -> None:
-    async def released() -> bool:
-        return fleet.router.open_leases == 0
-
-    await until(released, "every lease is released")
 
 
 @pytest.mark.parametrize("by", ["header", "body"])
@@ -126,7 +118,7 @@ async def test_a_body_over_the_limit_is_413_and_reaches_nobody(fleet: ProxiedFle
     answer = await fleet.ask(in_pieces(body) if chunked else body)
     assert answer.status == 413
     assert [len(upstream.seen) for upstream in fleet.upstreams] == before
-    await all_released(fleet)
+    await fleet.all_released()
 
 
 async def test_an_upload_may_be_longer_since_its_body_is_not_read(fleet: ProxiedFleet) -> None:
@@ -155,7 +147,7 @@ async def test_a_stream_passes_chunk_by_chunk_and_tells_of_its_first_token(fleet
             await chunks.put(b"data: %d\n\n" % number)
         await chunks.put(None)
         assert await response.content.read() == b"data: 5\n\n"
-    await all_released(fleet)
+    await fleet.all_released()
 
 
 async def test_a_client_that_leaves_releases_its_lease(fleet: ProxiedFleet) -> None:
@@ -166,7 +158,7 @@ async def test_a_client_that_leaves_releases_its_lease(fleet: ProxiedFleet) -> N
         await response.content.readany()
         assert fleet.router.open_leases == 1
         response.close()
-    await all_released(fleet)
+    await fleet.all_released()
     await upstream.chunks.put(None)
 
 
@@ -218,7 +210,7 @@ async def test_response_headers_can_be_left_out(tmp_path_factory: pytest.TempPat
             await running.content.readany()
             assert fleet.router.open_leases == 1
             await upstream.chunks.put(None)
-        await all_released(fleet)
+        await fleet.all_released()
         assert not fleet.watch.starts
 
 
@@ -231,7 +223,7 @@ async def test_a_slow_client_may_leave_before_its_body_has_come(fleet: ProxiedFl
     writer.close()
     await writer.wait_closed()
     assert (await fleet.ask()).status == 200
-    await all_released(fleet)
+    await fleet.all_released()
     assert len(fleet.watch.decisions) == decided + 1
 
 
@@ -248,7 +240,7 @@ async def test_many_at_once_are_each_sent_where_they_were_named(fleet: ProxiedFl
         assert answer.endpoint == named
 
     await asyncio.gather(*(one(number) for number in range(200)))
-    await all_released(fleet)
+    await fleet.all_released()
 
 
 async def test_http2_works_alike(fleet: ProxiedFleet) -> None:

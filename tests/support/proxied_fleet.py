@@ -13,11 +13,11 @@ import aiohttp
 from extproc.core.replica import Replica
 from extproc.core.router import Router, RouterSettings
 from extproc.eds import EndpointDiscovery
-from extproc.envoy_config import EnvoySettings
 from extproc.picker import EndpointPicker, ResponseStart
 from extproc.server import Server, ServerSettings
 from tests.support.envoy import Envoy
 from tests.support.upstreams import Upstream
+from tests.support.wait import until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Mapping
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from extproc.core.decision import Decision
     from extproc.core.features import Features
     from extproc.core.request import Request
+    from extproc.envoy_config import EnvoySettings
 
 CHAT = "/v1/chat/completions"
 
@@ -68,6 +69,7 @@ class ProxiedFleet:
     envoy: Envoy
     upstreams: list[Upstream]
     router: Router
+    server: Server
     discovery: EndpointDiscovery
     client: aiohttp.ClientSession
     watch: Watch
@@ -86,6 +88,21 @@ class ProxiedFleet:
         accepted = await self.discovery.acknowledged(version, timeout_s=5)
         self.router.set_members(fleet, monotonic())
         return accepted
+
+    async def all_released(self) -> None:
+        async def released() -> bool:
+            return self.router.open_leases == 0
+
+        await until(released, "every lease is released")
+
+    async def silence_router(self) -> None:
+        """Have Envoy leave the router alone."""
+        await self.server.set_ready(False)
+
+        async def left_alone() -> bool:
+            return not await asyncio.to_thread(self.envoy.sees_router)
+
+        await until(left_alone, "envoy leaves the router alone")
 
     async def ask(
         self,
@@ -145,4 +162,4 @@ async def proxied_fleet(
         client = await stack.enter_async_context(
             aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=30), auto_decompress=False)
         )
-        yield ProxiedFleet(proxy, upstreams, core, discovery, client, watch)
+        yield ProxiedFleet(proxy, upstreams, core, server, discovery, client, watch)

@@ -29,8 +29,8 @@ class Seen:
 class Upstream:
     """Answers every request with its own address and the digest of the body.
 
-    status: what it answers. chunks: under /stream, each chunk put here is sent at once; None ends the answer.
-    breaks_off: under /break, whether the connection is cut after the first chunk.
+    status: what it answers. chunks: under /stream, each chunk put here is sent at once; None ends the answer, an
+    empty one cuts the connection.
     """
 
     status: int = 200
@@ -47,7 +47,6 @@ class Upstream:
         app = web.Application(client_max_size=64 << 20)
         app.router.add_get("/ws", self._websocket)
         app.router.add_post("/stream", self._stream)
-        app.router.add_post("/break", self._break)
         app.router.add_route("*", "/{path:.*}", self._answer)
         self._runner = web.AppRunner(app, shutdown_timeout=0.1)
         await self._runner.setup()
@@ -75,16 +74,9 @@ class Upstream:
         answer.headers.update({"x-queue-depth": "0", "x-prompt-tokens": "7", "x-cached-tokens": "3"})
         await answer.prepare(request)
         while (chunk := await self.chunks.get()) is not None:
+            if not chunk and request.transport is not None:
+                request.transport.abort()
             await answer.write(chunk)
-        return answer
-
-    async def _break(self, request: web.Request) -> web.StreamResponse:
-        await self._note(request)
-        answer = web.StreamResponse()
-        await answer.prepare(request)
-        await answer.write(b"begun")
-        assert request.transport is not None
-        request.transport.abort()
         return answer
 
     async def _websocket(self, request: web.Request) -> web.WebSocketResponse:

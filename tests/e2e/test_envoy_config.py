@@ -1,0 +1,75 @@
+"""Every bootstrap that the configuration can ask for is one that Envoy accepts."""
+
+from __future__ import annotations
+
+import itertools
+import subprocess
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import yaml
+
+from extproc.envoy_config import EnvoySettings, render
+from tests.support.envoy import ENVOY, SESSION_HEADERS
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def http(bootstrap: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = bootstrap["static_resources"]["listeners"][0]["filter_chains"][0]["filters"][0]
+    return found["typed_config"]  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("values", list(itertools.product([False, True], repeat=3)))
+def test_envoy_accepts_it(tmp_path: Path, values: tuple[bool, ...]) -> None:
+    response_headers, round_robin_route, access_log = values
+    settings = EnvoySettings(
+        router="router.example:50051",
+        response_headers=response_headers,
+        round_robin_route=round_robin_route,
+        access_log=access_log,
+    )
+    path = tmp_path / "envoy.yaml"
+    path.write_text(render(settings, "0.0.0.0:50051", SESSION_HEADERS))
+    validated = subprocess.run([ENVOY, "--mode", "validate", "-c", path], capture_output=True, text=True, check=False)
+    assert validated.returncode == 0, validated.stderr
+    assert "deprecated" not in validated.stderr.lower()
+
+
+def test_the_router_is_reached_where_it_listens_unless_told_otherwise() -> None:
+    for settings, host in ((EnvoySettings(), "127.0.0.9"), (EnvoySettings(router="name.example:1"), "name.example")):
+        clusters = yaml.safe_load(render(settings, "127.0.0.9:50051", ()))["static_resources"]["clusters"]
+        (router,) = (cluster for cluster in clusters if cluster["name"] == "extproc")
+        endpoint = router["load_assignment"]["endpoints"][0]["lb_endpoints"][0]["endpoint"]
+        assert endpoint["address"]["socket_address"]["address"] == host
+
+
+def test_what_is_switched_off_is_left_out() -> None:
+    bootstrap = yaml.safe_load(render(EnvoySettings(), "127.0.0.1:50051", SESSION_HEADERS))
+    routes = http(bootstrap)["route_config"]["virtual_hosts"][0]["routes"]
+    assert [route["name"] for route in routes] == ["upgrade", "upload", "affinity"]
+    assert [cluster["name"] for cluster in bootstrap["static_resources"]["clusters"]] == ["fleet", "extproc"]
+    assert not http(bootstrap)["access_log"]
+
+
+def test_nothing_is_left_to_fill_in() -> None:
+    assert "${" not in render(EnvoySettings(round_robin_route=True), "127.0.0.1:50051", SESSION_HEADERS)
+
+
+def test_the_fallback_hashes_both_spellings_of_each_session_header() -> None:
+    bootstrap = yaml.safe_load(render(EnvoySettings(), "127.0.0.1:50051", ("x-session-id", "conversation_id")))
+    policy = http(bootstrap)["route_config"]["virtual_hosts"][0]["routes"][-1]["route"]["hash_policy"]
+    assert [each["header"]["header_name"] for each in policy] == [
+        "x-session-id",
+        "x_session_id",
+        "conversation-id",
+        "conversation_id",
+    ]
+    assert all(each["terminal"] for each in policy)
+
+
+@pytest.mark.parametrize("address", ["", "localhost", ":8080", "host:", "host:http", "8080"])
+def test_an_address_that_is_none_is_an_error(address: str) -> None:
+    with pytest.raises(ValueError, match="host:port"):
+        render(EnvoySettings(listen=address), "127.0.0.1:50051", SESSION_HEADERS)
