@@ -15,6 +15,8 @@ from tests.support.envoy import ENVOY, SESSION_HEADERS
 if TYPE_CHECKING:
     from pathlib import Path
 
+pytestmark = pytest.mark.e2e
+
 
 def http(bootstrap: dict[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = bootstrap["static_resources"]["listeners"][0]["filter_chains"][0]["filters"][0]

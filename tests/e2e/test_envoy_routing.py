@@ -19,7 +19,7 @@ from tests.support.proxied_fleet import ProxiedFleet, proxied_fleet
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="module")]
 
 DESTINATION = "x-gateway-destination-endpoint"
 MIB = 1 << 20
