@@ -1,0 +1,91 @@
+"""The command line: extproc serve | check-config | envoy-config | explain."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import dataclasses
+import json
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import structlog
+
+from extproc import config as configuration
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from extproc.config import Config
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit status: 0 done, 1 failed, 2 wrong usage or configuration."""
+    parser = argparse.ArgumentParser(prog="extproc", description=__import__("extproc").__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    for name, run, text in (
+        ("serve", _serve, "run the external processor"),
+        ("check-config", _check, "validate a configuration and print it with all defaults"),
+        ("envoy-config", _envoy, "print the Envoy bootstrap that goes with a configuration"),
+    ):
+        command = commands.add_parser(name, help=text, description=text)
+        command.add_argument("--config", metavar="FILE", type=Path, help="TOML; EXTPROC_SECTION__KEY overrides it")
+        command.set_defaults(run=run)
+    args = parser.parse_args(argv)
+    try:
+        return int(args.run(args))
+    except configuration.ConfigError as error:
+        print(*error.errors, sep="\n", file=sys.stderr)
+        return 2
+    except BrokenPipeError:  # `extproc check-config | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
+def _serve(args: argparse.Namespace) -> int:
+    config = configuration.load(args.config)
+    structlog.configure(
+        processors=[
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso"),
+            structlog.processors.format_exc_info,
+            structlog.dev.ConsoleRenderer() if sys.stderr.isatty() else structlog.processors.JSONRenderer(),
+        ],
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        cache_logger_on_first_use=True,
+    )
+    try:
+        asyncio.run(_run(config, args.config))
+    except (OSError, RuntimeError) as error:  # a port that is taken
+        print(f"extproc: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+async def _run(config: Config, path: Path | None) -> None:
+    # grpc, aiohttp and the protos take half a second to import; the other commands need none of them.
+    from extproc.service import Service  # noqa: PLC0415
+
+    await Service(config, path).run()
+
+
+def _check(args: argparse.Namespace) -> int:
+    config = configuration.load(args.config)
+    document = dataclasses.asdict(config)
+    if document["features"]["secret"]:
+        document["features"]["secret"] = "(set)"
+    print(json.dumps(document, indent=2, default=list))
+    return 0
+
+
+def _envoy(args: argparse.Namespace) -> int:
+    from extproc.envoy_config import render  # noqa: PLC0415
+
+    config = configuration.load(args.config)
+    try:
+        print(render(config.envoy, config.server.listen, config.features.session_headers), end="")
+    except ValueError as error:
+        raise configuration.ConfigError([f"envoy: {error}"]) from error
+    return 0

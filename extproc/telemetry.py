@@ -1,0 +1,152 @@
+"""One OpenTelemetry span per decision, from the decision to the end of its stream.
+
+Child of the trace that the client or Envoy began (W3C context in the request's headers). Attributes follow the
+semantic conventions where they have a name for it, and are `routing.*` otherwise (docs/telemetry.md). Neither a
+session id nor a prompt is in them.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Final
+
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, ConsoleSpanExporter, SpanExporter
+from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
+from opentelemetry.trace import SpanKind, Status, StatusCode
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import Span
+
+    from extproc.core.decision import Decision
+    from extproc.core.features import Features
+    from extproc.core.request import Request
+    from extproc.picker import ResponseStart
+
+SPAN_NAME: Final = "route"
+CONSOLE_DELAY_MS: Final = 200
+_UNSAMPLED: Final = "00"
+
+
+class Exporter(StrEnum):
+    """Where spans go."""
+
+    NONE = "none"
+    CONSOLE = "console"
+    OTLP = "otlp"
+
+
+@dataclass(frozen=True, slots=True)
+class TelemetrySettings:
+    """Spans.
+
+    exporter: "none", "console" (one JSON object per line on stdout) or "otlp" (gRPC; where to is said by the standard
+        OTEL_EXPORTER_OTLP_* variables).
+    sample_ratio: of the requests that come without a trace of their own; OTEL_TRACES_SAMPLER overrides it. A request
+        that has one is sampled as its trace is.
+    service_name: OTEL_SERVICE_NAME overrides it.
+    """
+
+    exporter: Exporter = Exporter.NONE
+    sample_ratio: float = 1.0
+    service_name: str = "extproc"
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.sample_ratio <= 1:
+            raise ValueError("sample_ratio must be from 0 to 1")
+
+
+def make_provider(settings: TelemetrySettings) -> TracerProvider | None:
+    """None where no spans are wanted. Export runs in a thread of its own and drops what it can't deliver."""
+    exporter: SpanExporter
+    match settings.exporter:
+        case Exporter.NONE:
+            return None
+        case Exporter.CONSOLE:
+            exporter = ConsoleSpanExporter(out=sys.stdout, formatter=lambda span: span.to_json(indent=None) + "\n")
+            processor = BatchSpanProcessor(exporter, schedule_delay_millis=CONSOLE_DELAY_MS)
+        case Exporter.OTLP:
+            # Takes a second to import; the others need not wait for it.
+            from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter  # noqa: PLC0415
+
+            processor = BatchSpanProcessor(OTLPSpanExporter())
+    sampler = None if "OTEL_TRACES_SAMPLER" in os.environ else ParentBased(TraceIdRatioBased(settings.sample_ratio))
+    name = os.environ.get("OTEL_SERVICE_NAME", settings.service_name)
+    provider = TracerProvider(sampler=sampler, resource=Resource.create({"service.name": name}))
+    provider.add_span_processor(processor)
+    return provider
+
+
+class DecisionSpans:
+    """A DecisionObserver that writes spans."""
+
+    def __init__(self, provider: TracerProvider, policy: str) -> None:
+        self.policy = policy
+        self._tracer = provider.get_tracer("extproc")
+        self._propagator = TraceContextTextMapPropagator()
+        self._open: dict[int, Span] = {}
+
+    def decided(self, request: Request, features: Features, decision: Decision, took_s: float) -> None:
+        parent = request.headers.get("traceparent")
+        if parent is not None and parent.endswith("-" + _UNSAMPLED):
+            return
+        context = self._propagator.extract(request.headers) if parent is not None else None
+        span = self._tracer.start_span(SPAN_NAME, context, SpanKind.SERVER)
+        if not span.is_recording():
+            return
+        self._open[id(decision)] = span  # the pick keeps the decision, hence its id, until `finished`
+        span.set_attributes(
+            {
+                "http.request.method": request.method,
+                "url.path": request.path.partition("?")[0],
+                "gen_ai.operation.name": features.api.value,
+                "routing.policy": self.policy,
+                "routing.reason": decision.reason.value,
+                "routing.membership_version": decision.membership_version,
+                "routing.stale": decision.stale,
+                "routing.decision_s": took_s,
+                "routing.prompt_tokens": decision.prompt_tokens,
+                "routing.matched_bytes": decision.matched_bytes,
+                "routing.truncated": features.truncated,
+                "routing.candidates": [
+                    f"{c.replica_id} work={c.work_tokens:.0f} uncached={c.uncached_tokens} in_flight={c.in_flight}"
+                    for c in decision.candidates
+                ],
+            }
+        )
+        if features.model is not None:
+            span.set_attribute("gen_ai.request.model", features.model)
+        if features.conversation_source is not None:
+            span.set_attribute("routing.conversation_source", features.conversation_source)
+        if decision.primary is not None:
+            span.set_attribute("routing.primary", decision.primary)
+        if decision.endpoint is not None and decision.replica_id is not None:
+            host, _, port = decision.endpoint.rpartition(":")
+            span.set_attribute("server.address", host)
+            span.set_attribute("server.port", int(port))
+            span.set_attribute("routing.replica.id", decision.replica_id)
+        else:
+            span.set_status(Status(StatusCode.ERROR, decision.reason.value))
+
+    def response_started(self, decision: Decision, start: ResponseStart, since_decision_s: float) -> None:
+        span = self._open.get(id(decision))
+        if span is None:
+            return
+        span.set_attribute("http.response.status_code", start.status)
+        span.set_attribute("routing.response_started_s", since_decision_s)
+        if start.prompt_tokens is not None:
+            span.set_attribute("gen_ai.usage.input_tokens", start.prompt_tokens)
+        if start.cached_tokens is not None:
+            span.set_attribute("routing.cached_tokens", start.cached_tokens)
+        if start.served_endpoint is not None:
+            span.set_attribute("routing.served_endpoint", start.served_endpoint)
+
+    def finished(self, decision: Decision, since_decision_s: float) -> None:
+        span = self._open.pop(id(decision), None)
+        if span is not None:
+            span.end()
