@@ -50,9 +50,8 @@ class ClusterError(RuntimeError):
 class RayCluster:
     """Use `RayCluster.start()`; also a context manager that stops it."""
 
-    def __init__(self, process: subprocess.Popen[bytes], directory: Path, dashboard_port: int, gcs_port: int):
+    def __init__(self, process: subprocess.Popen[bytes], directory: Path, dashboard_port: int):
         self.dashboard_url = f"http://127.0.0.1:{dashboard_port}"
-        self.ray_address = f"127.0.0.1:{gcs_port}"
         self._process = process
         self._directory = directory
         self._proxy_port = _free_port()
@@ -89,7 +88,7 @@ class RayCluster:
             process = subprocess.Popen(
                 command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT
             )
-        cluster = cls(process, directory, dashboard_port, gcs_port)
+        cluster = cls(process, directory, dashboard_port)
         atexit.register(cluster.stop)
         try:
             cluster._wait(cluster._answers, timeout_s, "Ray's REST API")

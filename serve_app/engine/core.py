@@ -126,17 +126,17 @@ class Engine:
         self._without_token.add(request)
         ended = "abort"
         try:
-            blocks = await self._prefill(request)
-            first_token_s = self._prefilled_s + self._timing.overhead_s
+            blocks, first_token_s = await self._prefill(request)
             await _sleep_until(first_token_s)
             self._without_token.discard(request)
             prefill = Prefill(request.prompt_tokens, blocks.found * BLOCK_TOKENS, queue_depth=len(self._without_token))
             self._metrics.first_token(prefill.prompt_tokens, prefill.cached_tokens, _now_s() - request.arrived_s)
             text = words(prompt, answer_tokens)
             while (done := len(request.output)) < answer_tokens:
-                request.output += (step := list(itertools.islice(text, step_tokens if done else 1)))
-                done = len(request.output)
+                step = list(itertools.islice(text, step_tokens if done else 1))
+                done += len(step)
                 await _sleep_until(first_token_s + (done - 1) * self._timing.decode_s_per_token)
+                request.output += step
                 reason = None if done < answer_tokens else finish_reason
                 ended = reason or ended
                 yield Step("".join(step), done, reason, prefill)
@@ -144,7 +144,8 @@ class Engine:
             self._metrics.ended(ended, len(request.output), _now_s() - request.arrived_s)
             self._forget(request, parent)
 
-    async def _prefill(self, request: _Request) -> Blocks:
+    async def _prefill(self, request: _Request) -> tuple[Blocks, float]:
+        """Wait for the engine and compute the prompt; returns its blocks and when its first token is due."""
         async with self._turn:
             blocks = request.blocks = await self._take_blocks(request)
             self._waiting.discard(request)
@@ -159,7 +160,7 @@ class Engine:
                 self._prefilled_s = _now_s()
                 raise
             self._cache.publish(blocks, request.hashes)
-        return blocks
+            return blocks, self._prefilled_s + self._timing.overhead_s
 
     async def _take_blocks(self, request: _Request) -> Blocks:
         # At least the last token is computed, for its logits. Room for the whole answer is taken at once, so

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
@@ -102,6 +103,21 @@ def test_applications_run_side_by_side(cluster: RayCluster) -> None:
     cluster.delete("other")
     assert cluster.replicas("other") == []
     assert len(cluster.replicas()) == 2
+
+
+def test_a_full_replica_refuses_at_once_and_says_who(cluster: RayCluster) -> None:
+    cluster.deploy(AppSettings(max_ongoing_requests=1, max_queued_requests=1), name="full", route_prefix="/full")
+    [replica] = cluster.replicas("full")
+    question = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 20}  # half a second
+    with ThreadPoolExecutor(5) as clients:
+        futures = [clients.submit(call, replica.endpoint, "/full/v1/chat/completions", question) for _ in range(5)]
+        answers = [future.result() for future in futures]
+    # One runs, one waits; whether a third may wait too depends on who reads the counts first.
+    statuses = sorted(status for status, _, _ in answers)
+    assert statuses[:2] == [200, 200]
+    assert statuses[-2:] == [503, 503]
+    assert {replica_id for _, replica_id, _ in answers} == {replica.id}
+    cluster.delete("full")
 
 
 def test_a_failed_deployment_says_why(cluster: RayCluster) -> None:
