@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
@@ -13,42 +13,20 @@ import aiohttp
 from extproc.core.replica import Replica
 from extproc.core.router import Router, RouterSettings
 from extproc.eds import EndpointDiscovery
-from extproc.picker import EndpointPicker, ResponseStart
+from extproc.picker import EndpointPicker
 from extproc.server import Server, ServerSettings
 from tests.support.envoy import Envoy
 from tests.support.upstreams import Upstream
 from tests.support.wait import until
+from tests.support.watch import Watch
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Mapping
     from pathlib import Path
 
-    from extproc.core.decision import Decision
-    from extproc.core.features import Features
-    from extproc.core.request import Request
     from extproc.envoy_config import EnvoySettings
 
 CHAT = "/v1/chat/completions"
-
-
-@dataclass
-class Watch:
-    """A DecisionObserver that writes down what it is told."""
-
-    requests: list[Request] = field(default_factory=list)
-    decisions: list[Decision] = field(default_factory=list)
-    starts: list[ResponseStart] = field(default_factory=list)
-    finished_count: int = 0
-
-    def decided(self, request: Request, features: Features, decision: Decision, took_s: float) -> None:
-        self.requests.append(request)
-        self.decisions.append(decision)
-
-    def response_started(self, decision: Decision, start: ResponseStart, since_decision_s: float) -> None:
-        self.starts.append(start)
-
-    def finished(self, decision: Decision, since_decision_s: float) -> None:
-        self.finished_count += 1
 
 
 @dataclass(frozen=True)

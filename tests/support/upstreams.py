@@ -29,7 +29,7 @@ class Seen:
 class Upstream:
     """Answers every request with its own address and the digest of the body.
 
-    status: what it answers. chunks: under /stream, each chunk put here is sent at once; None ends the answer, an
+    status: what it answers; 0 cuts the connection instead. chunks: under /stream, each chunk put here is sent at once; None ends the answer, an
     empty one cuts the connection.
     """
 
@@ -65,6 +65,8 @@ class Upstream:
 
     async def _answer(self, request: web.Request) -> web.Response:
         body = await self._note(request)
+        if not self.status and request.transport is not None:
+            request.transport.abort()
         digest = hashlib.sha256(body).hexdigest()
         return web.json_response({"endpoint": self.endpoint, "sha256": digest}, status=self.status)
 
