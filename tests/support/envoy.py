@@ -30,6 +30,7 @@ class Envoy(Process):
         router: str,
         settings: EnvoySettings | None = None,
         session_headers: Sequence[str] = SESSION_HEADERS,
+        body_mode: str = "BUFFERED",
     ) -> None:
         listen, admin = free_ports(2)
         self.settings = replace(
@@ -38,7 +39,11 @@ class Envoy(Process):
         self.url = f"http://{self.settings.listen}"
         self._admin = f"http://{self.settings.admin}"
         bootstrap = directory / "envoy.yaml"
-        bootstrap.write_text(render(self.settings, router, session_headers), encoding="utf-8")
+        rendered = render(self.settings, router, session_headers)
+        if body_mode != "BUFFERED":  # as other data planes are configured
+            mode = f"request_body_mode: {body_mode}, request_trailer_mode: SEND"
+            rendered = rendered.replace("request_body_mode: BUFFERED", mode.replace(", ", "\n" + " " * 16))
+        bootstrap.write_text(rendered, encoding="utf-8")
         super().__init__(
             # Hot restart would let two Envoys of one machine meet in a shared memory segment.
             [ENVOY, "-c", bootstrap, "--concurrency", "1", "--disable-hot-restart", "--log-level", "warning"],

@@ -114,7 +114,11 @@ def replicas_of(endpoints: Iterable[str]) -> list[Replica]:
 
 @contextlib.asynccontextmanager
 async def proxied_fleet(
-    directory: Path, size: int = 4, envoy: EnvoySettings | None = None, router: RouterSettings | None = None
+    directory: Path,
+    size: int = 4,
+    envoy: EnvoySettings | None = None,
+    router: RouterSettings | None = None,
+    body_mode: str = "BUFFERED",
 ) -> AsyncIterator[ProxiedFleet]:
     """Start it and wait until Envoy knows the fleet; end all of it."""
     async with contextlib.AsyncExitStack() as stack:
@@ -134,7 +138,7 @@ async def proxied_fleet(
         await discovery.publish(fleet)
         core.set_members(fleet, monotonic())
         await server.set_ready(True)
-        proxy = await asyncio.to_thread(Envoy, directory, address, envoy)
+        proxy = await asyncio.to_thread(Envoy, directory, address, envoy, body_mode=body_mode)
         stack.callback(proxy.stop)
         await asyncio.to_thread(proxy.wait_for_router, [replica.endpoint for replica in fleet])
         client = await stack.enter_async_context(

@@ -29,8 +29,8 @@ class Seen:
 class Upstream:
     """Answers every request with its own address and the digest of the body.
 
-    status: what it answers; 0 cuts the connection instead. chunks: under /stream, each chunk put here is sent at once; None ends the answer, an
-    empty one cuts the connection.
+    status: what it answers; 0 cuts the connection instead.
+    chunks: under /stream, each chunk put here is sent at once; None ends the answer, an empty one cuts the connection.
     """
 
     status: int = 200
