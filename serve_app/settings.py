@@ -18,6 +18,13 @@ def _from_json(value: Any) -> Any:
 JsonObject = Annotated[dict[str, Any], BeforeValidator(_from_json)]
 
 
+VLLM_ON_CPU_ENV = {
+    "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB per replica
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # or several replicas on one machine pin the same cores
+}
+"""`env` of vLLM replicas on a machine without GPUs; with it goes `num_gpus=0`."""
+
+
 class AppSettings(BaseModel):
     """One application: one model on a number of like replicas. Unknown keys are refused."""
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from serve_app.cluster import RayCluster
-from serve_app.settings import AppSettings
+from serve_app.settings import VLLM_ON_CPU_ENV, AppSettings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -41,12 +41,7 @@ def vllm_fleet(tiny_model: Path) -> Iterator[RayCluster]:
                 num_replicas=2,
                 num_gpus=0,
                 engine_args={"max_model_len": 8192, "enforce_eager": True},
-                env={
-                    "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
-                    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-                    "VLLM_NO_USAGE_STATS": "1",
-                    "HF_HUB_OFFLINE": "1",
-                },
+                env={**VLLM_ON_CPU_ENV, "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"},
             ),
             timeout_s=400,
         )
