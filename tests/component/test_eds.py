@@ -9,9 +9,9 @@ from envoy.config.core.v3.health_check_pb2 import DRAINING, HEALTHY
 from envoy.config.endpoint.v3.endpoint_pb2 import ClusterLoadAssignment
 from envoy.service.discovery.v3.discovery_pb2 import DiscoveryRequest, DiscoveryResponse
 
+from demo.wait import until
 from extproc.core.replica import Replica
 from tests.component.conftest import FLEET, Service, Stream
-from tests.support.wait import until
 
 if TYPE_CHECKING:
     import grpc

@@ -10,11 +10,11 @@ import pytest
 from envoy.service.ext_proc.v3.external_processor_pb2 import HttpBody, HttpHeaders, ProcessingRequest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from demo.wait import until
 from extproc.eds import EndpointDiscovery
 from extproc.picker import EndpointPicker
 from extproc.server import Server, ServerSettings
 from tests.component.conftest import FLEET, Service
-from tests.support.wait import until
 
 BUFFERED = 2
 PATH = [(":method", b"POST"), (":path", b"/v1/chat/completions"), ("x-session-id", b"a")]

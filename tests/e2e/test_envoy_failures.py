@@ -15,14 +15,14 @@ import aiohttp
 import pytest
 import pytest_asyncio
 
+from demo.ports import free_port
+from demo.process import Process
+from demo.wait import until
 from extproc.core.replica import Replica
 from extproc.envoy_config import EnvoySettings
 from tests.support.envoy import Envoy
-from tests.support.ports import free_port
-from tests.support.process import Process
 from tests.support.proxied_fleet import CHAT, Answer, ProxiedFleet, ask, proxied_fleet, replicas_of
 from tests.support.upstreams import Upstream
-from tests.support.wait import until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

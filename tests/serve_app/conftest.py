@@ -7,8 +7,8 @@ from urllib.request import urlopen
 
 import pytest
 
-from tests.support.ports import free_port
-from tests.support.process import Process
+from demo.ports import free_port
+from demo.process import Process
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -13,9 +13,9 @@ from urllib.request import Request, urlopen
 import psutil
 import pytest
 
+from demo.wait import wait_until
 from serve_app.cluster import ClusterError, RayCluster
 from serve_app.settings import AppSettings
-from tests.support.wait import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

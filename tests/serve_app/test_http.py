@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import aiohttp
 import pytest
 
+from demo.wait import until
 from tests.serve_app.conftest import MODEL, TIME_SCALE
 from tests.support.metrics import figure
-from tests.support.wait import until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

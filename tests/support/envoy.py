@@ -9,10 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from demo.ports import free_ports
+from demo.process import Process
+from demo.wait import wait_until
 from extproc.envoy_config import EnvoySettings, render
-from tests.support.ports import free_ports
-from tests.support.process import Process
-from tests.support.wait import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import aiohttp
 
+from demo.wait import until
 from extproc.core.replica import Replica
 from extproc.core.router import Router, RouterSettings
 from extproc.eds import EndpointDiscovery
@@ -17,7 +18,6 @@ from extproc.picker import EndpointPicker
 from extproc.server import Server, ServerSettings
 from tests.support.envoy import Envoy
 from tests.support.upstreams import Upstream
-from tests.support.wait import until
 from tests.support.watch import Watch
 
 if TYPE_CHECKING:

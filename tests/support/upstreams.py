@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from aiohttp import WSMsgType, web
 
-from tests.support.ports import free_port
+from demo.ports import free_port
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

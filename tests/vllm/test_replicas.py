@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import aiohttp
 import pytest
 
+from demo.wait import until
 from tests.support.metrics import figure
-from tests.support.wait import until
 from tests.vllm.conftest import BLOCK_TOKENS, MODEL
 
 if TYPE_CHECKING:

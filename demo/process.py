@@ -1,4 +1,4 @@
-"""A program under test: started with a log, ended by its own process id."""
+"""A program that belongs to the stack: started with a log, ended by its own process id."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import signal
 import subprocess
 from typing import TYPE_CHECKING, Self
 
-from tests.support.wait import wait_until
+from demo.wait import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
