@@ -11,7 +11,6 @@ two running requests that compute the same block end up sharing it.
 
 from __future__ import annotations
 
-import itertools
 from collections import OrderedDict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -66,13 +65,20 @@ class PrefixCache:
         """Blocks that running requests use; vLLM's kv_cache_usage_perc is this over the capacity."""
         return len(self._held) + self._fresh
 
+    def matched(self, hashes: Sequence[int]) -> int:
+        """How many leading blocks of a prompt are cached."""
+        for count, block in enumerate(hashes):
+            if block not in self._held and block not in self._idle:
+                return count
+        return len(hashes)
+
     def acquire(self, hashes: Sequence[int], blocks: int) -> Blocks | None:
         """Take `blocks` blocks, of which the leading ones whose hash is cached come for free.
 
         hashes: of the leading whole blocks that may be reused, at most `blocks`.
         None: running requests hold too much; try again when one has released its blocks.
         """
-        found = list(itertools.takewhile(lambda block: block in self._held or block in self._idle, hashes))
+        found = list(hashes[: self.matched(hashes)])
         revived = [block for block in found if block in self._idle]
         fresh = blocks - len(found)
         if self.held_blocks + len(revived) + fresh > self.capacity_blocks:

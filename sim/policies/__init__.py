@@ -1,0 +1,1 @@
+"""Policies to compare, each a small implementation of its published description."""
