@@ -16,13 +16,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 TURN_TIMEOUT_S: Final = 120.0
-# fmt: off
 WORDS: Final = (
-    "anchor", "beacon", "cedar", "cobalt", "copper", "drift", "ember", "fable", "garnet", "harbour", "hollow", "invoice",
-    "island", "jasper", "kettle", "lantern", "ledger", "linen", "marble", "meadow", "nectar", "opal", "orbit", "quartz",
-    "ribbon", "saddle", "signal", "timber", "velvet", "walnut",
+    *("anchor", "beacon", "cedar", "cobalt", "copper", "drift", "ember", "fable", "garnet", "harbour", "hollow"),
+    *("invoice", "island", "jasper", "kettle", "lantern", "ledger", "linen", "marble", "meadow", "nectar", "opal"),
+    *("orbit", "quartz", "ribbon", "saddle", "signal", "timber", "velvet", "walnut"),
 )
-# fmt: on
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,10 @@
 
 so a decision never names an endpoint that a connected Envoy does not know. An Envoy that does not confirm in time
 does not hold up the others: an unknown endpoint costs it a fallback, not a failure.
+
+The last replica never goes. A feed that names nobody is mistaken, or the fleet is being replaced: Ray Serve names no
+replica for a second or two while all of them are redeployed, and the old ones still answer. They stay in force until
+new ones are there; should they really be gone, a refused connection says so as well as we could.
 """
 
 from __future__ import annotations
@@ -117,15 +121,21 @@ class Membership:
             replicas = await feed.read()
         except FeedError as error:
             self.failures += 1
-            if not self._router.membership_stale:
-                self._router.membership_stale = True
-                log.warning("membership feed lost, the last known members stay", error=str(error))
+            self._mark_stale(str(error))
             return
         self.last_read_s = monotonic()
+        if not replicas and self._router.loads:
+            self._mark_stale("it names no replica")
+            return
         if self._router.membership_stale:
             self._router.membership_stale = False
             log.info("membership feed found again")
         await self.apply(replicas)
+
+    def _mark_stale(self, why: str) -> None:
+        if not self._router.membership_stale:
+            self._router.membership_stale = True
+            log.warning("membership feed lost, the last known members stay", why=why)
 
     async def apply(self, replicas: Sequence[Replica]) -> None:
         """Make these the members."""
@@ -136,7 +146,7 @@ class Membership:
             return
         # Those that stay, as they are now (draining, say); the new ones only when Envoy has them.
         stay = [after[id_] for id_, was in before.items() if id_ in after and after[id_].endpoint == was.endpoint]
-        if before:
+        if stay:
             router.set_members(stay, monotonic())
         version = await self._endpoints.publish(replicas)
         confirmed = await self._endpoints.acknowledged(version, self.settings.confirm_s)
