@@ -11,9 +11,11 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import structlog
-
+import extproc
 from extproc import config as configuration
+from extproc import log
+from extproc.envoy_config import render
+from extproc.service import Service
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,17 +25,7 @@ if TYPE_CHECKING:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit status: 0 done, 1 failed, 2 wrong usage or configuration."""
-    parser = argparse.ArgumentParser(prog="extproc", description=__import__("extproc").__doc__)
-    commands = parser.add_subparsers(dest="command", required=True)
-    for name, run, text in (
-        ("serve", _serve, "run the external processor"),
-        ("check-config", _check, "validate a configuration and print it with all defaults"),
-        ("envoy-config", _envoy, "print the Envoy bootstrap that goes with a configuration"),
-    ):
-        command = commands.add_parser(name, help=text, description=text)
-        command.add_argument("--config", metavar="FILE", type=Path, help="TOML; EXTPROC_SECTION__KEY overrides it")
-        command.set_defaults(run=run)
-    args = parser.parse_args(argv)
+    args = _parser().parse_args(argv)
     try:
         return int(args.run(args))
     except configuration.ConfigError as error:
@@ -44,18 +36,25 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
 
 
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="extproc", description=extproc.__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    for name, run, text in (
+        ("serve", _serve, "run the external processor"),
+        ("check-config", _check, "validate a configuration and print it with all defaults"),
+        ("envoy-config", _envoy, "print the Envoy bootstrap that goes with a configuration"),
+    ):
+        command = commands.add_parser(name, help=text, description=text)
+        command.add_argument("--config", metavar="FILE", type=Path, help="TOML; EXTPROC_SECTION__KEY overrides it")
+        command.set_defaults(run=run)
+        if run is _envoy:
+            command.add_argument("-o", "--output", metavar="FILE", type=Path, help="write it there instead")
+    return parser
+
+
 def _serve(args: argparse.Namespace) -> int:
     config = configuration.load(args.config)
-    structlog.configure(
-        processors=[
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso"),
-            structlog.processors.format_exc_info,
-            structlog.dev.ConsoleRenderer() if sys.stderr.isatty() else structlog.processors.JSONRenderer(),
-        ],
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
-        cache_logger_on_first_use=True,
-    )
+    log.configure()
     try:
         asyncio.run(_run(config, args.config))
     except (OSError, RuntimeError) as error:  # a port that is taken
@@ -65,27 +64,22 @@ def _serve(args: argparse.Namespace) -> int:
 
 
 async def _run(config: Config, path: Path | None) -> None:
-    # grpc, aiohttp and the protos take half a second to import; the other commands need none of them.
-    from extproc.service import Service  # noqa: PLC0415
-
     await Service(config, path).run()
 
 
 def _check(args: argparse.Namespace) -> int:
-    config = configuration.load(args.config)
-    document = dataclasses.asdict(config)
+    document = dataclasses.asdict(configuration.load(args.config))
     if document["features"]["secret"]:
         document["features"]["secret"] = "(set)"
-    print(json.dumps(document, indent=2, default=list))
+    print(json.dumps(document, indent=2))
     return 0
 
 
 def _envoy(args: argparse.Namespace) -> int:
-    from extproc.envoy_config import render  # noqa: PLC0415
-
     config = configuration.load(args.config)
-    try:
-        print(render(config.envoy, config.server.listen, config.features.session_headers), end="")
-    except ValueError as error:
-        raise configuration.ConfigError([f"envoy: {error}"]) from error
+    bootstrap = render(config.envoy, config.server.listen, config.features.session_headers)
+    if args.output is not None:
+        args.output.write_text(bootstrap, encoding="utf-8")
+    else:
+        print(bootstrap, end="")
     return 0

@@ -1,31 +1,32 @@
 """Configuration: a TOML file, then the environment, then one validation that reports every error.
 
-A key is `section.key` in the file and EXTPROC_SECTION__KEY in the environment, which wins. Values in the
-environment are JSON where they parse as it, else text. Sections are the settings of the modules they belong to.
+A key is `section.key` in the file and EXTPROC_SECTION__KEY in the environment, which wins. Sections are the settings
+of the modules they belong to; ranges are checked there.
 """
 
 from __future__ import annotations
 
-import dataclasses
+import difflib
 import json
 import os
 import tomllib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from extproc.core.features import FeatureSettings
 from extproc.core.settings import RouterSettings
 from extproc.envoy_config import EnvoySettings
 from extproc.feeds.engine_metrics import LoadSettings
+from extproc.feeds.health import HealthSettings
 from extproc.membership import MembershipSettings
 from extproc.server import ServerSettings
 from extproc.telemetry import TelemetrySettings
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
 PREFIX: Final = "EXTPROC_"
 
@@ -34,8 +35,11 @@ PREFIX: Final = "EXTPROC_"
 class Config:
     """All settings. Each section's class says what its keys mean, in which units, and where defaults come from."""
 
+    __pydantic_config__ = ConfigDict(extra="forbid")  # holds for the sections too
+
     server: ServerSettings = field(default_factory=ServerSettings)
     membership: MembershipSettings = field(default_factory=MembershipSettings)
+    health: HealthSettings = field(default_factory=HealthSettings)
     load: LoadSettings = field(default_factory=LoadSettings)
     features: FeatureSettings = field(default_factory=FeatureSettings)
     routing: RouterSettings = field(default_factory=RouterSettings)
@@ -44,7 +48,7 @@ class Config:
 
 
 class ConfigError(Exception):
-    """errors: one line each, "where: what", where = the file and key or the environment variable."""
+    """errors: one line each, "where: section.key: what", where = the file or the environment variable."""
 
     def __init__(self, errors: list[str]) -> None:
         super().__init__("\n".join(errors))
@@ -55,21 +59,19 @@ _ADAPTER = TypeAdapter(Config)
 
 
 def load(path: str | Path | None = None, environment: Mapping[str, str] = os.environ) -> Config:
-    """The configuration. Raises ConfigError."""
+    """The configuration; without a file, defaults and environment. Raises ConfigError."""
     document = _read(Path(path)) if path is not None else {}
-    where = f"{path}" if path is not None else "defaults"
-    from_environment = _overlay(document, environment)
-    errors = [f"{_place(key, where, from_environment)}: unknown key" for key in _unknown(document)]
+    variables = _overlay(document, environment)
     try:
-        config = _ADAPTER.validate_python(document)
+        return _ADAPTER.validate_python(document)
     except ValidationError as error:
-        for found in error.errors():
-            key = tuple(str(step) for step in found["loc"])
-            text = found["msg"].removeprefix("Value error, ")
-            errors.append(f"{_place(key, where, from_environment)}: {text}")
-    if errors:
-        raise ConfigError(errors)
-    return config
+        source = str(path) if path is not None else "defaults"
+        raise ConfigError(
+            [
+                f"{_origin(found['loc'], source, variables)}: {'.'.join(map(str, found['loc']))}: {_text(found)}"
+                for found in error.errors()
+            ]
+        ) from None
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -80,36 +82,44 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _overlay(document: dict[str, Any], environment: Mapping[str, str]) -> dict[tuple[str, str], str]:
-    """Put the environment's values over the document; returns key -> variable."""
-    taken = {}
+    """Put the environment's values over the document; returns (section, key) -> variable."""
+    variables = {}
     for name, text in sorted(environment.items()):
         section, separator, key = name.removeprefix(PREFIX).lower().partition("__")
+        # Without the double underscore it is not ours: Kubernetes sets EXTPROC_PORT and the like for a service
+        # that is called extproc.
         if not name.startswith(PREFIX) or not separator:
             continue
-        try:
-            value = json.loads(text)
-        except ValueError:
-            value = text
         table = document.setdefault(section, {})
         if isinstance(table, dict):
-            table[key] = value
-            taken[section, key] = name
-    return taken
+            table[key] = _value(text)
+            variables[section, key] = name
+    return variables
 
 
-def _unknown(document: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
-    sections = {section.name: section for section in dataclasses.fields(Config)}
-    for name, table in document.items():
-        if name not in sections:
-            yield (name,)
-        elif isinstance(table, dict):
-            factory = sections[name].default_factory
-            known = {key.name for key in dataclasses.fields(factory)}  # type: ignore[arg-type]
-            for key in table:
-                if key not in known:
-                    yield name, key
+def _value(text: str) -> Any:
+    """Lists and tables are written as JSON; scalars are text, and validation makes of "16" what the key asks for."""
+    if text.lstrip().startswith(("[", "{")):
+        try:
+            return json.loads(text)
+        except ValueError:
+            pass
+    return text
 
 
-def _place(key: tuple[str, ...], where: str, from_environment: Mapping[tuple[str, str], str]) -> str:
-    variable = from_environment.get((key[0], key[1])) if len(key) > 1 else None
-    return variable or f"{where}: {'.'.join(key)}"
+def _origin(key: tuple[int | str, ...], source: str, variables: Mapping[tuple[str, str], str]) -> str:
+    """Where a wrong value comes from; a rule over several keys of a section may have been broken by any of them."""
+    set_here = [name for path, name in variables.items() if path[: len(key)] == tuple(map(str, key[:2]))]
+    if not set_here:
+        return source
+    return set_here[0] if len(key) > 1 else ", ".join([source, *set_here])
+
+
+def _text(found: Any) -> str:
+    if found["type"] != "unexpected_keyword_argument":
+        return str(found["msg"]).removeprefix("Value error, ")
+    *section, name = found["loc"]
+    sections = {each.name: each.default_factory for each in fields(Config)}
+    known = [each.name for each in fields(sections[section[0]])] if len(section) == 1 else list(sections)  # type: ignore[arg-type]
+    guess = difflib.get_close_matches(str(name), known, n=1) if len(section) < 2 else []
+    return f"unknown key; did you mean {guess[0]}?" if guess else "unknown key"

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
+from extproc.address import join_address, split_address
 from extproc.exchange import Exchange
 from extproc.wire import UnknownMessage, decode, encode
 
@@ -56,6 +57,13 @@ class ServerSettings:
     drain_s: float = 10.0
     keepalive_s: float = 10.0
 
+    def __post_init__(self) -> None:
+        split_address(self.listen)
+        if not (self.max_message_bytes > 0 and self.keepalive_s > 0):
+            raise ValueError("max_message_bytes and keepalive_s must be above 0")
+        if not (self.notice_s >= 0 and self.drain_s >= 0):
+            raise ValueError("notice_s and drain_s must be at least 0")
+
 
 class Server:
     """Serves from `start` to `stop`, on the running event loop. Not ready until `set_ready(True)`."""
@@ -82,12 +90,12 @@ class Server:
 
     async def start(self) -> str:
         """Begin to serve; returns the "host:port" really bound. Raises RuntimeError where it cannot be bound."""
-        host = self._settings.listen.rpartition(":")[0]
+        host, _ = split_address(self._settings.listen)
         port = self._grpc.add_insecure_port(self._settings.listen)
         await self._health.set(LIVENESS, health_pb2.HealthCheckResponse.SERVING)
         await self.set_ready(False)
         await self._grpc.start()
-        return f"{host}:{port}"
+        return join_address(host, port)
 
     async def set_ready(self, ready: bool) -> None:
         """Say whether the fleet is known. While it is not, Envoy routes by its own fallback."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+from dataclasses import fields
 from time import monotonic
 from typing import TYPE_CHECKING, Final
 
@@ -13,19 +14,27 @@ from extproc import config as configuration
 from extproc.core.router import Router
 from extproc.eds import EndpointDiscovery
 from extproc.feeds.engine_metrics import EngineMetrics
+from extproc.feeds.health import ReplicaHealth
 from extproc.membership import Membership
-from extproc.picker import EndpointPicker, NoObserver
+from extproc.observers import Observers
+from extproc.picker import EndpointPicker
 from extproc.server import Server
 from extproc.telemetry import DecisionSpans, make_provider
 
 if TYPE_CHECKING:
+    from collections.abc import Coroutine
     from pathlib import Path
 
     from extproc.config import Config
     from extproc.core.replica import EngineLoad, Replica
+    from extproc.picker import DecisionObserver
 
 TICK_S: Final = 0.1
 FILE_POLL_S: Final = 1.0
+FLUSH_TIMEOUT_S: Final = 5.0
+"""For the last spans at the end: a collector that does not answer must not keep the process."""
+LIVE_SECTIONS: Final = frozenset({"membership", "features", "routing"})
+"""What a reload changes under way; the others are addresses and connections, and need a restart."""
 
 log = structlog.get_logger(__name__)
 
@@ -33,44 +42,56 @@ log = structlog.get_logger(__name__)
 class Service:
     """Serves until SIGTERM or SIGINT; SIGHUP, or a change of the file, reloads the configuration.
 
-    A new configuration is taken as a whole or, where it has errors, not at all. Addresses, telemetry and load
-    polling keep their settings until a restart; membership, features and routing change under way.
+    A new configuration is taken as a whole or, where it has errors, not at all. Make it inside a running event loop.
     """
 
     def __init__(self, config: Config, path: Path | None) -> None:
         self._config = config
         self._path = path
         self._stop = asyncio.Event()
-        self._lost_metrics: set[str] = set()
         self._router = Router(config.routing)
         self._endpoints = EndpointDiscovery()
+        self._membership = Membership(config.membership, self._router, self._endpoints, self._known)
+        self._metrics = EngineMetrics(config.load, self._members, self._report) if config.load.enabled else None
+        self._unwell_changed = asyncio.Event()
+        self._health = (
+            ReplicaHealth(config.health, self._members, self._unwell_changed.set) if config.health.enabled else None
+        )
         self._provider = make_provider(config.telemetry)
         self._spans = DecisionSpans(self._provider, config.routing.policy) if self._provider else None
-        self._picker = EndpointPicker(self._router, config.features, self._spans or NoObserver())
+        observers: list[DecisionObserver] = [each for each in (self._spans, self._health) if each is not None]
+        self._picker = EndpointPicker(self._router, config.features, Observers(*observers))
         self._server = Server(config.server, self._picker, self._endpoints)
-        self._membership = Membership(config.membership, self._router, self._endpoints, self._server.set_ready)
 
     async def run(self) -> None:
+        """Returns after a graceful end. Raises RuntimeError where the port is taken, or what a task failed with."""
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGTERM, self._stop.set)
         loop.add_signal_handler(signal.SIGINT, self._stop.set)
         loop.add_signal_handler(signal.SIGHUP, self.reload)
-        address = await self._server.start()
-        log.info("serving", address=address, policy=self._config.routing.policy.value)
-        tasks = [asyncio.create_task(self._guard(run())) for run in (self._membership.run, self._tick, self._watch)]
-        if self._config.load.enabled:
-            metrics = EngineMetrics(self._config.load, self._members, self._report, self._lost)
-            tasks.append(asyncio.create_task(self._guard(metrics.run())))
+        log.info("serving", address=await self._server.start(), policy=self._config.routing.policy.value)
+        tasks = [asyncio.create_task(work) for work in self._work()]
+        tasks.append(asyncio.create_task(self._stop.wait()))
         try:
-            await self._stop.wait()
-            log.info("leaving", open_streams=self._router.open_leases)
-        finally:
+            # None of the others ends by itself: one that does has failed.
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            log.info("leaving", open_leases=self._router.open_leases)
             await self._server.stop()
+            for task in done:
+                task.result()
+        finally:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            if self._provider is not None:
-                await asyncio.to_thread(self._provider.shutdown)
+            await self._flush()
+
+    def _work(self) -> list[Coroutine[None, None, object]]:
+        work: list[Coroutine[None, None, object]] = [self._membership.run(), self._tick(), self._watch_file()]
+        if self._metrics is not None:
+            work.append(self._metrics.run())
+        if self._health is not None:
+            work += [self._health.run(), self._follow_health(self._health)]
+        return work
 
     def reload(self) -> None:
         """Read the configuration again."""
@@ -79,55 +100,66 @@ class Service:
         except configuration.ConfigError as error:
             log.error("new configuration refused, the old one stays", errors=error.errors)
             return
-        if config == self._config:
-            return
-        self._config = config
+        old, self._config = self._config, config
         self._membership.settings = config.membership
         self._picker.feature_settings = config.features
-        self._router.replace_settings(config.routing, monotonic())
+        if config.routing != old.routing:
+            self._router.replace_settings(config.routing, monotonic())
         if self._spans is not None:
             self._spans.policy = config.routing.policy
-        log.info("configuration reloaded")
+        changed = {each.name for each in fields(config) if getattr(config, each.name) != getattr(old, each.name)}
+        log.info(
+            "configuration reloaded",
+            changed=sorted(changed & LIVE_SECTIONS),
+            after_restart=sorted(changed - LIVE_SECTIONS),
+        )
 
-    async def _guard(self, task: asyncio.Future[None] | object) -> None:
-        """A background task that fails takes the service down with a message rather than silently stop."""
-        try:
-            await task  # type: ignore[misc]
-        except asyncio.CancelledError:
-            raise
-        except Exception:
-            log.exception("internal error, leaving")
-            self._stop.set()
+    # --- what runs beside the server ---
 
     async def _tick(self) -> None:
         while True:
             self._router.tick(monotonic())
             await asyncio.sleep(TICK_S)
 
-    async def _watch(self) -> None:
-        seen = self._modified_ns()
+    async def _follow_health(self, health: ReplicaHealth) -> None:
+        while True:
+            await self._unwell_changed.wait()
+            self._unwell_changed.clear()
+            await self._membership.set_unwell(health.unwell)
+
+    async def _watch_file(self) -> None:
+        seen = self._file_version()
         while True:
             await asyncio.sleep(FILE_POLL_S)
-            if (now := self._modified_ns()) != seen:
+            if (now := self._file_version()) != seen:
                 seen = now
                 self.reload()
 
-    def _modified_ns(self) -> int | None:
+    def _file_version(self) -> tuple[int, int] | None:
+        """Follows links, which is how Kubernetes replaces a mounted file."""
         try:
-            return self._path.stat().st_mtime_ns if self._path is not None else None
+            status = self._path.stat() if self._path is not None else None
         except OSError:
             return None
+        return (status.st_mtime_ns, status.st_ino) if status is not None else None
 
-    def _members(self) -> list[Replica]:
-        return [load.replica for load in self._router.loads.values()]
+    # --- called by the parts ---
+
+    async def _known(self) -> None:
+        await self._server.set_ready(True)
+        log.info("ready", replicas=len(self._membership.listed))
+
+    def _members(self) -> tuple[Replica, ...]:
+        return self._membership.listed
 
     def _report(self, replica_id: str, engine: EngineLoad) -> None:
         self._router.set_load(replica_id, engine, monotonic())
-        if replica_id in self._lost_metrics:
-            self._lost_metrics.discard(replica_id)
-            log.info("engine metrics found again", replica=replica_id)
 
-    def _lost(self, replica_id: str, error: str) -> None:
-        if replica_id not in self._lost_metrics:
-            self._lost_metrics.add(replica_id)
-            log.warning("engine metrics lost", replica=replica_id, error=error)
+    async def _flush(self) -> None:
+        if self._provider is None:
+            return
+        try:
+            async with asyncio.timeout(FLUSH_TIMEOUT_S):
+                await asyncio.to_thread(self._provider.shutdown)
+        except TimeoutError:
+            log.warning("the last spans could not be delivered")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final
@@ -20,6 +21,8 @@ from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
 from opentelemetry.trace import SpanKind, Status, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
+from extproc.address import split_address
+
 if TYPE_CHECKING:
     from opentelemetry.trace import Span
 
@@ -30,7 +33,9 @@ if TYPE_CHECKING:
 
 SPAN_NAME: Final = "route"
 CONSOLE_DELAY_MS: Final = 200
-_UNSAMPLED: Final = "00"
+"""A console is for people, and the batch processor's own 5 s look like nothing happens."""
+UNSAMPLED: Final = "-00"
+"""How a `traceparent` ends whose trace nobody keeps (W3C Trace Context, 3.2.2.5)."""
 
 
 class Exporter(StrEnum):
@@ -88,15 +93,17 @@ class DecisionSpans:
     def __init__(self, provider: TracerProvider, policy: str) -> None:
         self.policy = policy
         self._tracer = provider.get_tracer("extproc")
+        self._follows_parent = isinstance(provider.sampler, ParentBased)
         self._propagator = TraceContextTextMapPropagator()
         self._open: dict[int, Span] = {}
 
     def decided(self, request: Request, features: Features, decision: Decision, took_s: float) -> None:
         parent = request.headers.get("traceparent")
-        if parent is not None and parent.endswith("-" + _UNSAMPLED):
+        if self._follows_parent and parent is not None and parent.endswith(UNSAMPLED):
             return
         context = self._propagator.extract(request.headers) if parent is not None else None
-        span = self._tracer.start_span(SPAN_NAME, context, SpanKind.SERVER)
+        began_ns = time.time_ns() - round(took_s * 1e9)
+        span = self._tracer.start_span(SPAN_NAME, context, SpanKind.SERVER, start_time=began_ns)
         if not span.is_recording():
             return
         self._open[id(decision)] = span  # the pick keeps the decision, hence its id, until `finished`
@@ -126,10 +133,11 @@ class DecisionSpans:
         if decision.primary is not None:
             span.set_attribute("routing.primary", decision.primary)
         if decision.endpoint is not None and decision.replica_id is not None:
-            host, _, port = decision.endpoint.rpartition(":")
+            host, port = split_address(decision.endpoint)
             span.set_attribute("server.address", host)
-            span.set_attribute("server.port", int(port))
+            span.set_attribute("server.port", port)
             span.set_attribute("routing.replica.id", decision.replica_id)
+            span.set_attribute("routing.in_flight", decision.lease.load.in_flight if decision.lease else 0)
         else:
             span.set_status(Status(StatusCode.ERROR, decision.reason.value))
 

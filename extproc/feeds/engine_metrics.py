@@ -1,37 +1,42 @@
-"""Load as the engines themselves tell it: vLLM's /metrics, all replicas at once, every half second.
+"""Load as the engines themselves tell it: vLLM's /metrics, every half second.
 
-Names as of vLLM 0.32. The page is over 100 KB of which six families matter, so it is searched for these lines rather
-than parsed as a whole.
+Names as of vLLM 0.32. The whole page is over 100 KB, of which six families matter. Asked as `/metrics/?name[]=...`
+vLLM renders only these: its prometheus_client application answers there, while `/metrics` without the slash belongs
+to an instrumentator that knows no such filter. That saves the router four fifths of a poll and the engine nearly all
+of it. An engine that does not know the narrow question is asked for the whole page, which is then searched for the
+lines that matter: 0.2 ms, where a full parse by prometheus_client takes 29 ms.
 """
 
 from __future__ import annotations
 
-import asyncio
 import math
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-import aiohttp
+import structlog
 
 from extproc.core.replica import EngineLoad
+from extproc.feeds.rounds import Rounds
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from extproc.core.replica import Replica
+    from extproc.feeds.connection import Connection
 
-RUNNING: Final = b"vllm:num_requests_running"
-WAITING: Final = b"vllm:num_requests_waiting"
-KV_USAGE: Final = b"vllm:kv_cache_usage_perc"
-CACHE_CONFIG: Final = b"vllm:cache_config_info"
-CACHE_QUERIES: Final = b"vllm:prefix_cache_queries_total"
-CACHE_HITS: Final = b"vllm:prefix_cache_hits_total"
+RUNNING: Final = "vllm:num_requests_running"
+WAITING: Final = "vllm:num_requests_waiting"
+KV_USAGE: Final = "vllm:kv_cache_usage_perc"
+CACHE_CONFIG: Final = "vllm:cache_config_info"
+CACHE_QUERIES: Final = "vllm:prefix_cache_queries_total"
+CACHE_HITS: Final = "vllm:prefix_cache_hits_total"
 
-MAX_PAGE_BYTES: Final = 4 * 1024 * 1024
 MAX_REQUESTS: Final = 1_000_000
-MAX_TOKENS: Final = 10**12
+MAX_TOKENS: Final = 10**15
 """Figures beyond these are lies or faults; a page that has one is not believed at all."""
+
+log = structlog.get_logger(__name__)
 
 
 class BadPage(ValueError):
@@ -43,8 +48,8 @@ class LoadSettings:
     """Polling of the engines' metrics.
 
     enabled: off where replicas have none; the router's own counts are then all that is known of load.
-    poll_s: between two looks. timeout_s: for each answer; a replica that is slower keeps its last figures, and after
-        `routing.load_stale_s` they no longer count.
+    poll_s: between two looks at a replica. timeout_s: for each answer; a replica that is slower keeps its last
+        figures, and after `routing.load_stale_s` they no longer count.
     path: of the metrics on each replica's port.
     """
 
@@ -56,6 +61,58 @@ class LoadSettings:
     def __post_init__(self) -> None:
         if not (self.poll_s > 0 and self.timeout_s > 0):
             raise ValueError("poll_s and timeout_s must be above 0")
+        if not self.path.startswith("/"):
+            raise ValueError('path must begin with "/"')
+
+    @property
+    def questions(self) -> tuple[str, str]:
+        """The narrow one and the whole page."""
+        names = (RUNNING, WAITING, KV_USAGE, CACHE_CONFIG, CACHE_QUERIES, CACHE_HITS)
+        return f"{self.path}/?{'&'.join(f'name[]={name}' for name in names)}", self.path
+
+
+class EngineMetrics:
+    """Polls all members until cancelled.
+
+    report: called with a replica's id and its figures.
+    """
+
+    def __init__(
+        self,
+        settings: LoadSettings,
+        members: Callable[[], Iterable[Replica]],
+        report: Callable[[str, EngineLoad], None],
+    ) -> None:
+        self._questions = settings.questions
+        self._asked_whole: dict[str, bool] = {}
+        self._report = report
+        self._lost: set[str] = set()
+        self._rounds = Rounds(settings.poll_s, settings.timeout_s, members, self._ask, self._failed)
+
+    async def run(self) -> None:
+        await self._rounds.run()
+
+    async def _ask(self, replica: Replica, connection: Connection) -> None:
+        whole = self._asked_whole.get(replica.id, False)
+        page = await connection.get(self._questions[whole])
+        try:
+            if page.status != 200:
+                raise BadPage(f"status {page.status}")
+            load = parse(page.body)
+        except BadPage:
+            self._asked_whole[replica.id] = not whole
+            raise
+        self._report(replica.id, load)
+        if replica.id in self._lost:
+            self._lost.discard(replica.id)
+            log.info("engine metrics found again", replica=replica.id)
+
+    def _failed(self, replica: Replica, error: Exception) -> None:
+        if isinstance(error, BadPage) and self._asked_whole.get(replica.id) and replica.id not in self._lost:
+            return  # only the narrow question was not understood
+        if replica.id not in self._lost:
+            self._lost.add(replica.id)
+            log.warning("engine metrics lost", replica=replica.id, error=f"{type(error).__name__} {error}".rstrip())
 
 
 def parse(page: bytes) -> EngineLoad:
@@ -65,6 +122,8 @@ def parse(page: bytes) -> EngineLoad:
         raise BadPage("no vLLM metrics")
     usages = _values(page, KV_USAGE, 1.0)
     queries, hits = _total(page, CACHE_QUERIES, MAX_TOKENS), _total(page, CACHE_HITS, MAX_TOKENS)
+    if queries is not None and hits is not None and hits > queries:
+        raise BadPage("more prefix cache hits than queries")
     return EngineLoad(
         running=int(running),
         waiting=int(waiting),
@@ -75,32 +134,33 @@ def parse(page: bytes) -> EngineLoad:
     )
 
 
-def _lines(page: bytes, name: bytes) -> list[bytes]:
+def _lines(page: bytes, name: str) -> list[bytes]:
     """The samples of one family: `name{labels} value`, but not of families whose names only begin so."""
-    found, at = [], page.find(name)
+    wanted = name.encode()
+    found, at = [], page.find(wanted)
     while at >= 0:
         end = page.find(b"\n", at)
         line = page[at : end if end >= 0 else len(page)]
-        if (at == 0 or page[at - 1 : at] == b"\n") and line[len(name) : len(name) + 1] in (b"{", b" "):
+        if (at == 0 or page[at - 1 : at] == b"\n") and line[len(wanted) : len(wanted) + 1] in (b"{", b" "):
             found.append(line)
-        at = page.find(name, at + len(line))
+        at = page.find(wanted, at + len(line))
     return found
 
 
-def _values(page: bytes, name: bytes, at_most: float) -> list[float]:
+def _values(page: bytes, name: str, at_most: float) -> list[float]:
     values = []
     for line in _lines(page, name):
         try:
             value = float(line[line.rfind(b"}") + 1 :].split()[0] if b"}" in line else line.split()[1])
         except (ValueError, IndexError):
-            raise BadPage(f"{name.decode()}: not a number") from None
+            raise BadPage(f"{name}: not a number") from None
         if not (math.isfinite(value) and 0 <= value <= at_most):
-            raise BadPage(f"{name.decode()}: {value} can't be")
+            raise BadPage(f"{name}: {value} can't be")
         values.append(value)
     return values
 
 
-def _total(page: bytes, name: bytes, at_most: float) -> float | None:
+def _total(page: bytes, name: str, at_most: float) -> float | None:
     values = _values(page, name, at_most)
     return sum(values) if values else None
 
@@ -111,48 +171,6 @@ def _capacity_tokens(page: bytes) -> int | None:
         size, count = (re.search(rb'[{,]%s="(\d{1,9})"' % label, line) for label in (b"block_size", b"num_gpu_blocks"))
         if size and count:
             total += int(size[1]) * int(count[1])
+    if total > MAX_TOKENS:
+        raise BadPage(f"{CACHE_CONFIG}: a cache of {total} tokens can't be")
     return total or None
-
-
-class EngineMetrics:
-    """Polls until cancelled. Each replica is asked on its own, so that one that hangs delays no other."""
-
-    def __init__(
-        self,
-        settings: LoadSettings,
-        members: Callable[[], list[Replica]],
-        report: Callable[[str, EngineLoad], None],
-        failed: Callable[[str, str], None],
-    ) -> None:
-        self._settings = settings
-        self._members = members
-        self._report = report
-        self._failed = failed
-        self._asking: set[str] = set()
-
-    async def run(self) -> None:
-        timeout = aiohttp.ClientTimeout(total=self._settings.timeout_s)
-        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=60)
-        async with aiohttp.ClientSession(timeout=timeout, connector=connector) as session, asyncio.TaskGroup() as group:
-            while True:
-                for replica in self._members():
-                    if replica.id not in self._asking:
-                        self._asking.add(replica.id)
-                        group.create_task(self._ask(session, replica))
-                await asyncio.sleep(self._settings.poll_s)
-
-    async def _ask(self, session: aiohttp.ClientSession, replica: Replica) -> None:
-        try:
-            async with session.get(f"http://{replica.endpoint}{self._settings.path}") as response:
-                if response.status != 200:
-                    raise BadPage(f"status {response.status}")
-                page = await response.content.read(MAX_PAGE_BYTES)
-                while chunk := await response.content.read(MAX_PAGE_BYTES):
-                    page += chunk
-                    if len(page) > MAX_PAGE_BYTES:
-                        raise BadPage("too long")
-            self._report(replica.id, parse(page))
-        except (aiohttp.ClientError, TimeoutError, OSError, BadPage) as error:
-            self._failed(replica.id, f"{type(error).__name__} {error}".rstrip())
-        finally:
-            self._asking.discard(replica.id)

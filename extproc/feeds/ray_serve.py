@@ -3,21 +3,30 @@
 With direct ingress each replica of an application's ingress deployment has an HTTP port of its own:
 
     {"applications": {APP: {"deployments": {DEPLOYMENT: {"replicas": [{"replica_id": ID, "state": ..., ...}]}}}},
-     "target_groups": [{"app_name": APP, "ingress_deployment_name": DEPLOYMENT,
+     "target_groups": [{"app_name": APP, "protocol": "HTTP",
                         "targets": [{"ip": ..., "port": ..., "name": "SERVE_REPLICA::APP#DEPLOYMENT#ID"}]}]}
 
 The schema is marked alpha; everything that depends on it is here. While an application has no running replica the
 target is Serve's own proxy, which must not be taken for one: only names of replicas count. Ports are used again by
 later replicas, so a member is known by its replica id alone.
+
+Targets are the replicas that run. One that was a target and is so no longer is judged by its state:
+
+    state                                            it is
+    RUNNING, UPDATING, RECOVERING                    a member: it serves while it is reconfigured, or while a
+                                                     controller that was restarted gets to know it again
+    STOPPING, PENDING_MIGRATION                      draining: it answers until its listener closes
+    STOPPED, or not listed                           gone
 """
 
 from __future__ import annotations
 
-import ipaddress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 import aiohttp
 
+from extproc.address import join_address, split_address
 from extproc.core.replica import Replica
 from extproc.feeds.feed import FeedError
 
@@ -25,8 +34,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
 REPLICA_NAME: Final = "SERVE_REPLICA::"
-RUNNING: Final = frozenset({"RUNNING", "PENDING_MIGRATION"})
-LEAVING: Final = frozenset({"STOPPING", "DRAINING"})
+SERVING: Final = frozenset({"RUNNING", "UPDATING", "RECOVERING"})
+LEAVING: Final = frozenset({"STOPPING", "PENDING_MIGRATION"})
 LOOK_TIMEOUT_S: Final = 2.0
 """An idle dashboard answers in 9-15 ms; a busy one is given its time, and meanwhile the last answer holds."""
 
@@ -42,6 +51,7 @@ class RayServeFeed:
         self._url = url.rstrip("/") + "/api/serve/applications/"
         self._models = {app: frozenset(names) for app, names in models.items()}
         self._weights = dict(weights)
+        self._known: dict[str, Replica] = {}
         self._session: aiohttp.ClientSession | None = None
 
     async def read(self) -> Sequence[Replica]:
@@ -51,38 +61,46 @@ class RayServeFeed:
             async with self._session.get(self._url) as response:
                 if response.status != 200:
                     raise FeedError(f"{self._url} answered {response.status}")
-                return self.members(await response.json(content_type=None))
-        except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
+                self._known = self._members(await response.json(content_type=None))
+        except (aiohttp.ClientError, OSError, ValueError) as error:
             raise FeedError(f"{self._url}: {type(error).__name__} {error}".rstrip()) from error
+        except (KeyError, TypeError, AttributeError) as error:
+            raise FeedError(f"{self._url} answered something else than Serve's applications: {error!r}") from error
+        return tuple(self._known.values())
 
     async def close(self) -> None:
         if self._session is not None:
             await self._session.close()
 
-    def members(self, document: Any) -> tuple[Replica, ...]:
-        """The replicas in one answer. Raises FeedError where it is not of the shape above."""
-        try:
-            states = dict(_states(document))
-            members: dict[str, Replica] = {}
-            for group in document.get("target_groups", ()):
-                if group.get("protocol", "HTTP") != "HTTP":
+    def _members(self, document: Any) -> dict[str, Replica]:
+        """Replica id -> replica."""
+        if not document["applications"] and self._known:
+            # This is what the dashboard says while there is no controller; replicas run on without one.
+            raise FeedError(f"{self._url} lists no application any more")
+        states = dict(_states(document))
+        members = {replica.id: replica for replica in self._targets(document) if states.get(replica.id) != "STARTING"}
+        taken = {replica.endpoint for replica in members.values()}
+        for replica in self._known.values():
+            if replica.endpoint not in taken and states.get(replica.id) in SERVING | LEAVING:
+                members.setdefault(replica.id, replica)
+        return {id_: replace(replica, draining=states.get(id_) in LEAVING) for id_, replica in sorted(members.items())}
+
+    def _targets(self, document: Any) -> Iterator[Replica]:
+        for group in document["target_groups"]:
+            if group["protocol"] != "HTTP":
+                continue
+            app = group["app_name"]
+            for target in group["targets"]:
+                if not target["name"].startswith(REPLICA_NAME):
                     continue
-                app = group["app_name"]
-                for target in group["targets"]:
-                    replica_id = _replica_id(target["name"])
-                    state = states.get(replica_id or "", "RUNNING")
-                    if replica_id is None or state not in RUNNING | LEAVING:
-                        continue
-                    members[replica_id] = Replica(
-                        id=replica_id,
-                        endpoint=_endpoint(target["ip"], target["port"]),
-                        models=self._models.get(app, frozenset()),
-                        weight=self._weights.get(app, 1.0),
-                        draining=state in LEAVING,
-                    )
-        except (KeyError, TypeError, AttributeError, ValueError) as error:
-            raise FeedError(f"{self._url} answered something else than Serve's applications: {error!r}") from error
-        return tuple(members.values())
+                endpoint = join_address(target["ip"], target["port"])
+                split_address(endpoint)  # refuses what is no address
+                yield Replica(
+                    id=target["name"].rpartition("#")[2],
+                    endpoint=endpoint,
+                    models=self._models.get(app, frozenset()),
+                    weight=self._weights.get(app, 1.0),
+                )
 
 
 def _states(document: Any) -> Iterator[tuple[str, str]]:
@@ -90,16 +108,3 @@ def _states(document: Any) -> Iterator[tuple[str, str]]:
         for deployment in app["deployments"].values():
             for replica in deployment["replicas"]:
                 yield replica["replica_id"], replica["state"]
-
-
-def _replica_id(target_name: str) -> str | None:
-    if not target_name.startswith(REPLICA_NAME):
-        return None
-    return target_name.rpartition("#")[2] or None
-
-
-def _endpoint(ip: str, port: int) -> str:
-    address = ipaddress.ip_address(ip)  # Envoy's endpoint discovery takes no names
-    if not 0 < port < 65536:
-        raise ValueError(f"no port: {port}")
-    return f"[{address}]:{port}" if address.version == 6 else f"{address}:{port}"

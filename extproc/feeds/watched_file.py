@@ -1,4 +1,4 @@
-"""Members in a file of their own (TOML or JSON), read again when it changes.
+"""Members in a file of their own (TOML or, by its name, JSON), read again when it changes.
 
 [[replicas]]
 endpoint = "10.0.0.7:8000"
@@ -9,20 +9,31 @@ from __future__ import annotations
 
 import json
 import tomllib
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ConfigDict, TypeAdapter
 
 from extproc.feeds.feed import FeedError
-from extproc.feeds.static import StaticReplica
+from extproc.feeds.static import StaticReplica, replicas_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from extproc.core.replica import Replica
 
-_ENTRIES = TypeAdapter(tuple[StaticReplica, ...])
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """What the file holds. It must name `replicas`, even if none: an empty file is one that is being written."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+    replicas: tuple[StaticReplica, ...]
+
+
+_DOCUMENT = TypeAdapter(Document)
 
 
 class FileFeed:
@@ -37,16 +48,15 @@ class FileFeed:
         try:
             content = self._path.read_bytes()
             if content != self._seen:
-                self._replicas = tuple(entry.replica() for entry in _ENTRIES.validate_python(self._parse(content)))
+                self._replicas = replicas_of(_DOCUMENT.validate_python(self._parse(content)).replicas)
                 self._seen = content
-        except (OSError, ValueError, ValidationError) as error:
+        except (OSError, ValueError) as error:  # pydantic's and the parsers' errors are ValueErrors
             raise FeedError(f"{self._path}: {error}") from error
         return self._replicas
 
-    def _parse(self, content: bytes) -> Any:
-        text = content.decode()
-        document = json.loads(text) if self._path.suffix == ".json" else tomllib.loads(text)
-        return document["replicas"] if isinstance(document, dict) and "replicas" in document else document
-
     async def close(self) -> None:
         pass
+
+    def _parse(self, content: bytes) -> Any:
+        text = content.decode()
+        return json.loads(text) if self._path.suffix == ".json" else tomllib.loads(text)
