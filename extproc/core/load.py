@@ -6,6 +6,7 @@ counting requests would call a replica of short follow-ups busy and one with a s
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -36,10 +37,11 @@ class ReplicaLoad:
         "_busy_s",
         "_busy_tokens",
         "_drained_s",
+        "_joined_s",
         "_last_first_token_s",
         "_ledger",
         "_settings",
-        "_warm_at_s",
+        "_warm",
         "capacity_tokens",
         "computed_tokens",
         "engine",
@@ -66,7 +68,7 @@ class ReplicaLoad:
         self.engine: EngineLoad | None = None
         self.engine_s = now_s
         self._settings = settings
-        self._warm_at_s = now_s if warm else now_s + settings.slow_start_s
+        self._joined_s = -math.inf if warm else now_s
         self._ledger: dict[Lease, float] = {}  # in the order of arrival, as the engine works it off
         self._drained_s = now_s
         self._last_first_token_s = now_s
@@ -88,9 +90,9 @@ class ReplicaLoad:
         self.waiting_tokens = self.ledger_tokens + self._settings.decode_tokens * (
             self.in_flight + self.others_in_flight
         )
-        warmth = 1.0
-        if now_s < self._warm_at_s:
-            warmth = max(SLOWEST_START, 1.0 - (self._warm_at_s - now_s) / self._settings.slow_start_s)
+        age_s, slow_start_s = now_s - self._joined_s, self._settings.slow_start_s
+        self._warm = age_s >= slow_start_s
+        warmth = 1.0 if self._warm else max(SLOWEST_START, age_s / slow_start_s)
         self.pace = 1.0 / (self.replica.weight * warmth)
 
     def work_tokens(self, uncached_tokens: float = 0.0) -> float:
@@ -99,11 +101,7 @@ class ReplicaLoad:
 
     def is_at_rest(self, now_s: float) -> bool:
         """Nothing about it changes by time alone."""
-        return not self._ledger and self.engine is None and now_s >= self._warm_at_s
-
-    def holds(self, stamp_tokens: float) -> bool:
-        """Whether something touched at `stamp_tokens` is still in the cache."""
-        return self.computed_tokens - stamp_tokens <= self.capacity_tokens
+        return not self._ledger and self._warm and not self._is_stale(now_s)
 
     def take(self, lease: Lease, now_s: float) -> None:
         self.drain(now_s)
@@ -150,7 +148,7 @@ class ReplicaLoad:
         for lease, left in self._ledger.items():
             done = min(left, budget)
             budget -= done
-            self.ledger_tokens -= done
+            self.ledger_tokens = max(0.0, self.ledger_tokens - done)
             self._ledger[lease] = left - done
             if done < left or (self.signals_first_token and lease.streamed):
                 break
@@ -161,16 +159,19 @@ class ReplicaLoad:
     def pass_time(self, now_s: float) -> bool:
         """Drain the ledger, drop old figures, warm up. True where the engine's figures are too old to act on."""
         self.drain(now_s)
-        stale = self.engine is not None and now_s - self.engine_s > self._settings.load_stale_s
+        stale = self._is_stale(now_s)
         if stale:
             self.others_in_flight = 0
         self.refresh(now_s)
         return stale
 
+    def _is_stale(self, now_s: float) -> bool:
+        return self.engine is not None and now_s - self.engine_s > self._settings.load_stale_s
+
     def _settle(self, lease: Lease) -> None:
-        self.ledger_tokens -= self._ledger.pop(lease, 0.0)
-        if not self._ledger:
-            self.ledger_tokens = 0.0  # sums of floats leave dust
+        left = self._ledger.pop(lease, 0.0)
+        # Sums of floats leave dust, on either side of zero.
+        self.ledger_tokens = max(0.0, self.ledger_tokens - left) if self._ledger else 0.0
 
     def _learn_speed(self, lease: Lease, now_s: float) -> None:
         began_s = max(lease.decided_s, self._last_first_token_s)
@@ -188,6 +189,6 @@ class ReplicaLoad:
         self.engine = engine
         self.engine_s = now_s
         self.others_in_flight = max(0, engine.running + engine.waiting - self.in_flight)
-        if engine.capacity_tokens:
+        if engine.capacity_tokens is not None and engine.capacity_tokens > 0:
             self.capacity_tokens = engine.capacity_tokens
         self.refresh(now_s)

@@ -9,8 +9,14 @@ LRU of its own, and what was last touched more than one cache size ago is gone.
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from extproc.core.ladder import Rung
 
 HOLDERS: Final = 64
 """Replicas remembered per signature. A prefix that is on more of them is everywhere anyway."""
@@ -27,6 +33,9 @@ length_bytes: how much of the prompt it was sent: the rung's offset, or a conver
 stamp_tokens: the replica's `computed_tokens` when it was last touched.
 A plain tuple, since a decision makes a dozen of them.
 """
+
+Level = tuple[int, float, dict[int, Holding]]
+"""What is known of one rung: (its offset_bytes, that of the next rung, its holders). Above the last: infinity."""
 
 
 _NOBODY: Final[dict[int, Holding]] = {}
@@ -53,21 +62,38 @@ class PlacementMemory:
         """Replica serial -> Holding, the most recently touched last. Serials of replicas that left may be in it."""
         return self._holders.get(signature, _NOBODY)
 
+    def known(self, rungs: Sequence[Rung]) -> list[Level]:
+        """The rungs that anybody was sent, deepest first."""
+        get = self._holders.get
+        levels, next_bytes = [], math.inf
+        for rung in reversed(rungs):
+            holders = get(rung.signature)
+            if holders:
+                levels.append((rung.offset_bytes, next_bytes, holders))
+            next_bytes = rung.offset_bytes
+        return levels
+
     def remember(self, signature: bytes, serial: int, length_bytes: int, stamp_tokens: float) -> None:
         """A prompt with this signature has gone to this replica."""
         holders = self._holders.get(signature)
         if holders is None:
             self._holders[signature] = {serial: (length_bytes, stamp_tokens)}
-            self._holdings += 1
-            self._shrink()
-            return
-        self._holders.move_to_end(signature)
-        if holders.pop(serial, None) is None:
-            self._holdings += 1
-            if len(holders) >= HOLDERS:
+        else:
+            self._holders.move_to_end(signature)
+            if holders.pop(serial, None) is not None:
+                holders[serial] = (length_bytes, stamp_tokens)
+                return
+            holders[serial] = (length_bytes, stamp_tokens)
+            if len(holders) > HOLDERS:
                 del holders[next(iter(holders))]
-                self._holdings -= 1
-        holders[serial] = (length_bytes, stamp_tokens)
+                return
+        self._holdings += 1
+        self._shrink()
+
+    def resize(self, max_entries: int, max_bytes: int) -> None:
+        """Change the bounds; what no longer fits goes at once."""
+        self.max_entries, self.max_bytes = max_entries, max_bytes
+        self._shrink()
 
     def forget(self, serials: frozenset[int]) -> None:
         """Drop what these replicas held. O(entries): for membership changes, not for decisions."""

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from extproc.core.features import Features
     from extproc.core.load import ReplicaLoad
-    from extproc.core.placement import Holding, PlacementMemory
+    from extproc.core.placement import Holding, Level, PlacementMemory
     from extproc.core.pool import Pool
     from extproc.core.settings import RouterSettings
 
@@ -65,10 +65,6 @@ class Choice(NamedTuple):
     uncached_tokens: float = 0.0
 
 
-Levels = list[tuple[int, dict[int, "Holding"]]]
-"""(offset in bytes, who was sent it) of each rung that anybody was sent, deepest first."""
-
-
 class Policy(Protocol):
     """Chooses; changes nothing."""
 
@@ -83,14 +79,11 @@ class ExpectedWork:
         self._memory = memory
 
     def choose(self, pool: Pool, question: Question) -> Choice:
-        holders = self._memory.holders
-        levels = [
-            (rung.offset_bytes, held) for rung in reversed(question.features.rungs) if (held := holders(rung.signature))
-        ]
+        levels = self._memory.known(question.features.rungs)
         candidates = self._candidates(pool, question, levels)
         if not candidates:
             return Choice(None, Reason.NO_REPLICA)
-        known = holders(question.key)
+        known = self._memory.holders(question.key)
         weighed = self._weigh(question, candidates, levels, known)
         line = self._settings.saturation_in_flight
         below = [w for w in weighed if w[4] <= line]
@@ -103,7 +96,7 @@ class ExpectedWork:
         reason = self._reason(question, weighed, chosen, known)
         return Choice(load, reason, candidates[0], weighed, matched_bytes, uncached_tokens)
 
-    def _candidates(self, pool: Pool, question: Question, levels: Levels) -> list[ReplicaLoad]:
+    def _candidates(self, pool: Pool, question: Question, levels: list[Level]) -> list[ReplicaLoad]:
         """Those worth weighing, without repetition, in order of preference."""
         settings, system_rung = self._settings, question.features.system_rung
         if question.only is not None:
@@ -120,7 +113,7 @@ class ExpectedWork:
         loads = pool.loads
         found = {(load := loads[replica_id]).serial: load for replica_id in ids}
         by_serial, left = pool.by_serial, settings.holder_candidates
-        for _, held in levels:
+        for _, _, held in levels:
             if left <= 0:
                 break
             for serial in reversed(held):
@@ -134,23 +127,22 @@ class ExpectedWork:
         return list(found.values())
 
     def _weigh(
-        self, question: Question, candidates: list[ReplicaLoad], levels: Levels, known: dict[int, Holding]
+        self, question: Question, candidates: list[ReplicaLoad], levels: list[Level], known: dict[int, Holding]
     ) -> list[Weighed]:
         prompt_tokens, tokens_per_byte = question.prompt_tokens, 1.0 / question.bytes_per_token
         emphasis = 1.0 + self._settings.reuse_weight
         weighed: list[Weighed] = []
         for load in candidates:
             serial, matched = load.serial, 0
-            for offset, held in levels:
-                if serial in held and load.computed_tokens - held[serial][1] <= load.capacity_tokens:
-                    matched = offset
+            oldest_tokens = load.computed_tokens - load.capacity_tokens
+            for offset_bytes, next_bytes, held in levels:
+                if serial in held and held[serial][1] >= oldest_tokens:
+                    matched = offset_bytes
+                    if serial in known and matched < known[serial][0] <= next_bytes:
+                        # A conversation that was here is here up to its last length, which lies between two rungs.
+                        # A length past the next rung is that of another prompt under the same key.
+                        matched = min(known[serial][0], question.features.prompt_bytes)
                     break
-            if matched and serial in known:
-                # A conversation that was here is here up to its last length, which lies between two rungs. Past the
-                # next rung it can't be: the prompt under this session is another one now.
-                length = known[serial][0]
-                if matched < length < 2 * matched:
-                    matched = min(length, question.features.prompt_bytes)
             uncached = prompt_tokens - matched * tokens_per_byte
             uncached = max(uncached, 0.0)
             cost = (load.waiting_tokens + uncached * emphasis) * load.pace

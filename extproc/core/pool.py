@@ -96,6 +96,12 @@ class Pool:
         self._tree = LeastWork(0)
         self._homes: dict[bytes, list[str]] = {}
 
+    def adopt(self, settings: RouterSettings) -> None:
+        """Go by new settings from the next `replace` on; what was learned of the traffic stays."""
+        if settings.vnodes != self._settings.vnodes:
+            self.ring = Ring(vnodes=settings.vnodes)
+        self._settings = settings
+
     def replace(self, loads: Iterable[ReplicaLoad]) -> None:
         """Make these the members."""
         members = {load.replica.id: load for load in loads}

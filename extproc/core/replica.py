@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 
@@ -13,7 +14,9 @@ class Replica:
     endpoint: "ip:port" that Envoy can send to; may be reused by another replica later.
     models: the model names it serves; empty: any.
     weight: relative speed, 1.0 = the fleet's ordinary replica.
-    draining: finishes what it has and gets no new conversation.
+    draining: finishes what it has and gets nothing new.
+
+    Raises ValueError for a weight that is not above 0 and finite.
     """
 
     id: str
@@ -21,6 +24,10 @@ class Replica:
     models: frozenset[str] = field(default_factory=frozenset)
     weight: float = 1.0
     draining: bool = False
+
+    def __post_init__(self) -> None:
+        if not 0 < self.weight < math.inf:
+            raise ValueError(f"replica {self.id}: weight must be above 0 and finite, not {self.weight}")
 
 
 @dataclass(frozen=True, slots=True)

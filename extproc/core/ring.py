@@ -64,8 +64,11 @@ class Ring:
     def update(self, weights: Mapping[str, float]) -> None:
         """Make the ring hold exactly these replicas. Hashes only those that changed.
 
-        weights: 1.0 gives `vnodes` points; at least one point each. Raises ValueError above 65,536 replicas.
+        weights: 1.0 gives `vnodes` points; at least one point each. Raises ValueError above 65,536 replicas, and
+        then has changed nothing.
         """
+        if len(weights) > _SLOT_MASK + 1:
+            raise ValueError(f"a ring holds at most {_SLOT_MASK + 1} replicas")
         counts = {replica_id: max(1, round(self._vnodes * weight)) for replica_id, weight in weights.items()}
         changed = dict(counts.items() ^ self._counts.items()).keys()
         leaving = {self._slots.pop(replica_id) for replica_id in changed & self._counts.keys()}
@@ -84,8 +87,6 @@ class Ring:
             self._ids[slot] = replica_id
         else:
             slot = len(self._ids)
-            if slot > _SLOT_MASK:
-                raise ValueError(f"a ring holds at most {_SLOT_MASK + 1} replicas")
             self._ids.append(replica_id)
         return slot
 
@@ -94,7 +95,7 @@ class Ring:
         ring, ids = self._points, self._ids
         left = len(self._counts)
         seen: set[int] = set()
-        start = bisect_left(ring, position(key))
+        start = bisect_left(ring, position(key) & ~_SLOT_MASK)
         for index in range(start - len(ring), start):  # negative indices wrap around
             slot = ring[index] & _SLOT_MASK
             if slot not in seen:

@@ -108,12 +108,13 @@ class Router:
     def replace_settings(self, settings: RouterSettings, now_s: float) -> None:
         """Change the settings under way. Leases, memory and what was learned stay."""
         self.settings = settings
-        self.memory.max_entries, self.memory.max_bytes = settings.placement_entries, settings.placement_bytes
+        self.memory.resize(settings.placement_entries, settings.placement_bytes)
         self._policy = make_policy(settings, self.memory)
         for load in self._loads.values():
             load.adopt(settings)
             load.refresh(now_s)
-        self._pools = {None: Pool(settings)}
+        for pool in set(self._pools.values()):
+            pool.adopt(settings)
         self._rebuild_pools()
 
     def tick(self, now_s: float) -> None:
@@ -152,7 +153,7 @@ class Router:
         """The answer has begun, so the prefill is over. The engine's own counts correct the estimates."""
         if not lease.open:
             return
-        if prompt_tokens and lease.prompt_bytes:
+        if prompt_tokens and prompt_tokens > 0 and lease.prompt_bytes:
             self._bytes = LEARNING_MEMORY * self._bytes + lease.prompt_bytes
             self._tokens = LEARNING_MEMORY * self._tokens + prompt_tokens
         if prompt_tokens is not None and cached_tokens is not None:
@@ -215,7 +216,9 @@ class Router:
             # Spread what has no affinity over the ring, the same way in every run.
             key = (self._lonely * 0x9E3779B97F4A7C15 % 2**64).to_bytes(8, "little")  # golden ratio: even steps
         bytes_per_token = self.bytes_per_token
-        return Question(features, key, features.prompt_bytes / bytes_per_token, bytes_per_token, now_s, only)
+        # No engine takes more than its cache holds, whatever length a client declares.
+        prompt_tokens = min(features.prompt_bytes / bytes_per_token, self.settings.kv_capacity_tokens)
+        return Question(features, key, prompt_tokens, bytes_per_token, now_s, only)
 
     def _take(self, load: ReplicaLoad, question: Question, choice: Choice) -> Lease:
         lease = Lease(
