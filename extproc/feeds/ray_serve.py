@@ -61,29 +61,33 @@ class RayServeFeed:
             async with self._session.get(self._url) as response:
                 if response.status != 200:
                     raise FeedError(f"{self._url} answered {response.status}")
-                self._known = self._members(await response.json(content_type=None))
+                return self.members(await response.json(content_type=None))
         except (aiohttp.ClientError, OSError, ValueError) as error:
             raise FeedError(f"{self._url}: {type(error).__name__} {error}".rstrip()) from error
-        except (KeyError, TypeError, AttributeError) as error:
-            raise FeedError(f"{self._url} answered something else than Serve's applications: {error!r}") from error
-        return tuple(self._known.values())
 
     async def close(self) -> None:
         if self._session is not None:
             await self._session.close()
 
-    def _members(self, document: Any) -> dict[str, Replica]:
-        """Replica id -> replica."""
-        if not document["applications"] and self._known:
+    def members(self, document: Any) -> tuple[Replica, ...]:
+        """The members by one answer, and by what was known before it. Raises FeedError, and then forgets nothing."""
+        try:
+            states = dict(_states(document))
+            listed = {replica.id: replica for replica in self._targets(document)}
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
+            raise FeedError(f"{self._url} answered something else than Serve's applications: {error!r}") from error
+        if not states and self._known:
             # This is what the dashboard says while there is no controller; replicas run on without one.
-            raise FeedError(f"{self._url} lists no application any more")
-        states = dict(_states(document))
-        members = {replica.id: replica for replica in self._targets(document) if states.get(replica.id) != "STARTING"}
+            raise FeedError(f"{self._url} lists no replica any more")
+        members = {id_: replica for id_, replica in listed.items() if states.get(id_) != "STARTING"}
         taken = {replica.endpoint for replica in members.values()}
         for replica in self._known.values():
             if replica.endpoint not in taken and states.get(replica.id) in SERVING | LEAVING:
                 members.setdefault(replica.id, replica)
-        return {id_: replace(replica, draining=states.get(id_) in LEAVING) for id_, replica in sorted(members.items())}
+        self._known = {
+            id_: replace(replica, draining=states.get(id_) in LEAVING) for id_, replica in sorted(members.items())
+        }
+        return tuple(self._known.values())
 
     def _targets(self, document: Any) -> Iterator[Replica]:
         for group in document["target_groups"]:
