@@ -36,7 +36,7 @@ class Stack:
     """A fleet behind the router. A context manager.
 
     app: what Ray Serve runs. directory: for logs and rendered configurations. config: sections over the stack's own.
-    report: told what is being started.
+    report: told what is being started. cluster: one that runs `app` already; it outlives the stack.
     """
 
     def __init__(
@@ -46,6 +46,7 @@ class Stack:
         config: Mapping[str, Mapping[str, Any]] | None = None,
         report: Callable[[str], None] = lambda step: None,
         deploy_timeout_s: float = 120.0,
+        cluster: RayCluster | None = None,
     ) -> None:
         self.app = app
         self.directory = directory
@@ -59,6 +60,7 @@ class Stack:
         self.envoy_admin = f"http://127.0.0.1:{admin}"
         self.config_file = directory / "extproc.toml"
         self.spans_log = directory / "extproc.log"
+        self._given_cluster = cluster
         self.cluster: RayCluster
         self.router: Process
         self.envoy: Process
@@ -76,11 +78,14 @@ class Stack:
 
     def _start(self) -> None:
         self.directory.mkdir(parents=True, exist_ok=True)
-        self._report("starting a Ray cluster")
-        self.cluster = RayCluster.start()
-        self._cleanup.callback(self.cluster.stop)
-        self._report(f"deploying {self.app.num_replicas} replicas ({self.app.engine})")
-        self.cluster.deploy(self.app, timeout_s=self._deploy_timeout_s)
+        if self._given_cluster is not None:
+            self.cluster = self._given_cluster
+        else:
+            self._report("starting a Ray cluster")
+            self.cluster = RayCluster.start()
+            self._cleanup.callback(self.cluster.stop)
+            self._report(f"deploying {self.app.num_replicas} replicas ({self.app.engine})")
+            self.cluster.deploy(self.app, timeout_s=self._deploy_timeout_s)
         self._report("starting the router")
         self.config_file.write_text(toml(self._sections()), encoding="utf-8")
         self._cleanup.callback(self.stop_router)
