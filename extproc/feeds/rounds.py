@@ -19,8 +19,8 @@ LEAST_PAUSE_S: Final = 0.004
 class Rounds:
     """Asks until cancelled. Each replica on its own connection, so that one that hangs delays no other.
 
-    All at once would be simpler, but 256 answers that come together hold up the decisions between them: 26 ms at
-    worst, against 3 ms when they are spread.
+    All at once would be simpler, but 256 answers that come together hold up the decisions between them: by 4 ms at
+    p99 and 26 ms at worst, against 1.2 ms at p99 when they are spread.
 
     poll_s: length of a round. timeout_s: for each answer.
     members: who is to be asked, at the beginning of each round.
