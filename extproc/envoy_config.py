@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from extproc.address import split_address
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
@@ -25,7 +27,8 @@ class EnvoySettings:
     max_body_bytes: longer bodies get 413. 8 MiB holds a prompt of about 2 million tokens.
     message_timeout_s: how long a request waits for the router before it goes to the fallback.
     response_headers: show the router the beginning of each answer: first token, status, the replica that served.
-    retries: further attempts after a refused connection, a reset before the request was sent, or a 503.
+    retries: further attempts, on other replicas, where one refused the connection, answered 503, or died before it
+        answered.
     round_robin_route: let a request with "x-balance: round_robin" pass by the router (for comparisons).
     access_log: write one line per request to stdout.
     """
@@ -40,6 +43,20 @@ class EnvoySettings:
     retries: int = 2
     round_robin_route: bool = False
     access_log: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("listen", "admin", "router"):
+            if address := getattr(self, name):
+                try:
+                    split_address(address)
+                except ValueError as error:
+                    raise ValueError(f"{name}: {error}") from None
+        if not (0 < self.max_body_bytes < 2**32):
+            raise ValueError("max_body_bytes must be above 0 and below 4 GiB")
+        if not self.message_timeout_s > 0:
+            raise ValueError("message_timeout_s must be above 0")
+        if self.retries < 0:
+            raise ValueError("retries must be at least 0")
 
 
 def render(settings: EnvoySettings, server_listen: str, session_headers: Sequence[str]) -> str:
@@ -72,10 +89,8 @@ def _values(settings: EnvoySettings, router: str, session_headers: Sequence[str]
 
 
 def _socket_address(listen: str) -> dict[str, Any]:
-    host, _, port = listen.rpartition(":")
-    if not host or not port.isdigit():
-        raise ValueError(f'expected "host:port", got {listen!r}')
-    return {"address": host.strip("[]"), "port_value": int(port)}
+    host, port = split_address(listen)
+    return {"address": host, "port_value": port}
 
 
 def _spellings(names: Sequence[str]) -> list[str]:

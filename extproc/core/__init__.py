@@ -3,7 +3,10 @@
 Theory of operation. Read the files in the order in which data flows:
 
     request     what is seen of an HTTP request
-    prompt      its body as one canonical byte stream, in the order in which a chat template renders it
+    api         which dialect it speaks
+    document    the JSON of its body, also where only the head was seen
+    mask        spans that change from request to request and should not count
+    prompt      the body as one canonical byte stream, in the order in which a chat template renders it
     session     the client's own name for the conversation, if it gives one
     ladder      BLAKE3 of that stream, read off at growing offsets: a dozen signatures stand for any prompt
     features    all of this together

@@ -2,33 +2,38 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 import re
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, Final
 
 import jiter
 from blake3 import blake3
 
 from extproc.core.api import Api, api_of
-from extproc.core.ladder import SIGNATURE_BYTES, Rung, ladder
+from extproc.core.ladder import FIRST_RUNG_BYTES, SIGNATURE_BYTES, Rung, ladder
 from extproc.core.prompt import Prompt, render
-from extproc.core.session import SESSION_FIELDS, SESSION_HEADERS, canonical_header, find_session
+from extproc.core.session import SESSION_FIELDS, SESSION_HEADERS, canonical_header, canonical_headers, find_session
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from extproc.core.request import Request
 
 __all__ = ["Api", "FeatureSettings", "Features", "Rung", "extract"]
 
-OPENING_LIMIT_BYTES: Final = 64 * 1024
-"""The opening of a conversation is cut here, so that a head of this size suffices to recognise it."""
+OPENING_LIMIT_BYTES: Final = 256 * 1024
+"""The opening of a conversation is cut here, so that a head suffices to recognise it. Beyond the 60 to 100 KB of tools
+and system prompt with which coding agents begin: were it within them, all their conversations would be one.
+"""
 PLAIN_OPENING_BYTES: Final = 4096
 """Where a prompt without turns is taken to begin to be a conversation of its own: the deepest rung up to here."""
 LENIENT_JSON_BYTES: Final = 1024 * 1024
-"""Documents up to this size that the strict parser refuses (lone surrogates, a byte order mark) get a second try."""
+"""Documents up to this size that the strict parser refuses (lone surrogates, say) get a second try."""
+CACHED_SCOPE_CHARS: Final = 256
+"""Scopes beyond this are hashed anew each time: a client must not be able to fill the memory with model names."""
 
 VOLATILE: Final = {
     "date": r"\b\d{4}-\d{2}-\d{2}\b|\b\d{1,2}[./]\d{1,2}[./]\d{2,4}\b",
@@ -36,6 +41,11 @@ VOLATILE: Final = {
     "uuid": r"\b[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}\b",
 }
 """Spans that can be masked by name; any other name is taken as a regular expression of its own."""
+
+_LONE_SURROGATE: Final = re.compile(
+    rb"\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])"
+    rb"|(?<!\\u[dD][89abAB][0-9a-fA-F]{2})\\u[dD][c-fC-F][0-9a-fA-F]{2}"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,10 +107,10 @@ class Features:
 def extract(request: Request, settings: FeatureSettings) -> Features:
     """The features of a request. Never raises: what can't be understood has no affinity, or that of its session."""
     api = api_of(request.path)
-    headers = request.headers
+    headers = canonical_headers(request.headers)
     body = _parse(request.body, request.truncated) if request.body and api is not Api.OTHER else None
     open_key = next(reversed(body), None) if body and request.truncated else None
-    tenant = next((value for name in settings.tenant_headers if (value := headers.get(name))), "")
+    tenant = _tenant(headers, settings.tenant_headers)
 
     prompt, model, salt = None, None, ""
     if body is not None:
@@ -118,10 +128,12 @@ def extract(request: Request, settings: FeatureSettings) -> Features:
             # A cut stream may not reach the turn's end, nor needs to.
             opening_end = min(opening_end or OPENING_LIMIT_BYTES, OPENING_LIMIT_BYTES)
         ends = [end for end in (prompt.system_end, opening_end) if end is not None]
-        rungs = ladder(prompt.stream, key, ends)
-        by_offset = {rung.offset_bytes: rung for rung in rungs}
-        system_rung = by_offset.get(prompt.system_end or 0)
-        opening = by_offset.get(opening_end or 0) or _plain_opening(rungs)
+        # A cut prompt that shows less than the first rung shows nothing that it would not share with any other.
+        if ends or len(prompt.stream) >= FIRST_RUNG_BYTES or not request.truncated:
+            rungs = ladder(prompt.stream, key, ends)
+            by_offset = {rung.offset_bytes: rung for rung in rungs}
+            system_rung = by_offset.get(prompt.system_end or 0)
+            opening = by_offset.get(opening_end or 0) or _plain_opening(rungs)
 
     session = find_session(headers, body, settings.session_headers, settings.session_fields, open_key)
     conversation_key = conversation_source = None
@@ -152,17 +164,31 @@ def extract(request: Request, settings: FeatureSettings) -> Features:
 
 def _parse(body: bytes, truncated: bool) -> dict[str, Any] | None:
     """The document, or of a truncated one what there is of it. None where it is no JSON object."""
-    document: Any
+    body = body.removeprefix(codecs.BOM_UTF8)
     try:
-        document = jiter.from_json(body, partial_mode="trailing-strings" if truncated else False)
-    except ValueError:
-        if truncated or len(body) > LENIENT_JSON_BYTES:
-            return None
-        try:
-            document = json.loads(body)
-        except (ValueError, RecursionError):
-            return None
+        document = _parse_head(body) if truncated else _parse_whole(body)
+    except (ValueError, RecursionError):
+        return None
     return document if isinstance(document, dict) else None
+
+
+def _parse_whole(body: bytes) -> Any:
+    try:
+        return jiter.from_json(body)
+    except ValueError:
+        if len(body) > LENIENT_JSON_BYTES:
+            raise
+        return json.loads(body)
+
+
+def _parse_head(body: bytes) -> Any:
+    # Of two equal keys the later one counts but keeps the earlier one's place: the open one would not be the last.
+    parse = partial(jiter.from_json, partial_mode="trailing-strings", catch_duplicate_keys=True)
+    try:
+        return parse(body)
+    except ValueError:
+        # JavaScript spells a text that was cut within an emoji so. What stands before it can be read.
+        return parse(_LONE_SURROGATE.split(body, maxsplit=1)[0])
 
 
 def _render(api: Api, body: dict[str, Any], truncated: bool, settings: FeatureSettings) -> Prompt | None:
@@ -183,9 +209,19 @@ def _text(body: dict[str, Any], name: str, open_key: str | None) -> str | None:
     return value if isinstance(value, str) and name != open_key else None
 
 
-@lru_cache(maxsize=4096)
+def _tenant(headers: Mapping[str, str], names: tuple[str, ...]) -> str:
+    """A digest of the first header that is there, so that no credential is kept; "" without."""
+    value = next((value for name in names if (value := headers.get(name))), None)
+    return blake3(value.encode("utf-8", "surrogatepass")).hexdigest() if value else ""
+
+
 def _scope(*fields: str) -> bytes:
     """A 32-byte key from fields, none of which can pass for another."""
+    return _cached_scope(*fields) if sum(map(len, fields)) <= CACHED_SCOPE_CHARS else _cached_scope.__wrapped__(*fields)
+
+
+@lru_cache(maxsize=4096)
+def _cached_scope(*fields: str) -> bytes:
     hasher = blake3()
     for field in fields:
         data = field.encode("utf-8", "surrogatepass")

@@ -25,7 +25,7 @@ from blake3 import blake3
 from extproc.core.api import Api
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
     Mask = Callable[[str], str]
 
@@ -39,6 +39,12 @@ TEMPLATE_EXTRAS: Final = ("chat_template", "chat_template_kwargs", "documents", 
 SCHEMAS: Final = ("response_format", "structured_outputs", "guided_json", "guided_regex", "guided_grammar")
 """Fields that constrain sampling; vLLM's templates don't render them, other engines' may."""
 SYSTEM_ROLES: Final = frozenset({"system", "developer"})
+UNRENDERED: Final = frozenset({"role", "content", "type", "id", "status"})
+"""Fields of a turn that are rendered apart, or (the last three, of the responses API's items) not at all."""
+BILLING_BLOCK: Final = "x-anthropic-billing-header"
+"""Claude Code opens its system prompt with a block that differs between requests; vLLM leaves it out
+(vllm-project/vllm#36829), and so must the key.
+"""
 TEXT_PARTS: Final = frozenset({"text", "input_text", "output_text"})
 MEDIA_PARTS: Final = frozenset(
     {"image", "image_url", "image_embeds", "input_image"}
@@ -94,22 +100,31 @@ class _Stream:
             raise _Cut
 
     def value(self, value: Any, *, cut: bool = False) -> None:
-        """Any JSON value, spelled in one way: a template gives no weight to the order of keys."""
+        """Any JSON value, as text."""
         if cut:
             raise _Cut
-        self.text(json.dumps(value, separators=(",", ":"), ensure_ascii=False, sort_keys=True))
+        self.text(_spelled(value))
 
-    def media(self, part: Mapping[str, Any], *, cut: bool = False) -> None:
+    def media(self, part: dict[str, Any], *, cut: bool = False) -> None:
+        """An image, a sound or a file, as a digest."""
         if cut:
             raise _Cut
-        spelled = json.dumps(part, separators=(",", ":"), sort_keys=True).encode()
-        self.raw(MEDIA + blake3(spelled).digest(length=16))
+        self.raw(MEDIA + blake3(_spelled(part).encode("utf-8", "surrogatepass")).digest(length=16))
 
     def joined(self) -> bytes:
         return b"".join(self._parts)
 
 
-def render(api: Api, body: Mapping[str, Any], *, cut: bool, mask: Mask | None, schemas: bool) -> Prompt | None:
+def _spelled(value: Any) -> str:
+    """A JSON value spelled in one way: engines spell what they have parsed anew, and a client whose order of keys
+    wavers still holds one conversation. Anthropic's cache marks are no part of it: they move on with each turn.
+    """
+    if isinstance(value, dict) and "cache_control" in value:
+        value = {name: field for name, field in value.items() if name != "cache_control"}
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False, sort_keys=True)
+
+
+def render(api: Api, body: dict[str, Any], *, cut: bool, mask: Mask | None, schemas: bool) -> Prompt | None:
     """The canonical prompt of a request body, None where it holds none.
 
     cut: the body is only a head, parsed as far as it goes; then the last key of each open mapping is unfinished.
@@ -141,12 +156,12 @@ def render(api: Api, body: Mapping[str, Any], *, cut: bool, mask: Mask | None, s
     return Prompt(data, ends.get("system"), ends.get("opening"), has_turns) if data else None
 
 
-def _open(mapping: Mapping[str, Any], name: str) -> bool:
+def _open(mapping: dict[str, Any], name: str) -> bool:
     """In a cut document: whether this is the value that was being read when it ended."""
-    return next(reversed(list(mapping)), None) == name
+    return next(reversed(mapping), None) == name
 
 
-def _preamble(stream: _Stream, body: Mapping[str, Any], cut: bool, schemas: bool) -> None:
+def _preamble(stream: _Stream, body: dict[str, Any], cut: bool, schemas: bool) -> None:
     """What templates render ahead of all messages."""
     for name in TEMPLATE_EXTRAS + (SCHEMAS if schemas else ()):
         if body.get(name) is not None:
@@ -157,34 +172,44 @@ def _preamble(stream: _Stream, body: Mapping[str, Any], cut: bool, schemas: bool
         if not isinstance(tools, list):
             continue
         is_open = cut and _open(body, name)
-        for tool in tools:
+        for index, tool in enumerate(tools):
             stream.raw(ITEM + b"tool" + CONTENT)
-            stream.value(tool, cut=is_open and tool is tools[-1])
+            stream.value(tool, cut=is_open and index == len(tools) - 1)
+        if is_open:
+            raise _Cut
 
 
 def _dialogue(
-    stream: _Stream, body: Mapping[str, Any], ends: dict[str, int], cut: bool, system_field: str, turns_field: str
+    stream: _Stream, body: dict[str, Any], ends: dict[str, int], cut: bool, system_field: str, turns_field: str
 ) -> None:
     """All turns, the system's in front, wherever the document has them."""
     given = body.get(turns_field)
     turns = given if isinstance(given, list) else [] if given is None else [{"role": "user", "content": given}]
-    turns_open = cut and _open(body, turns_field)
+    more_may_come = cut and (turns_field not in body or _open(body, turns_field))
     if (system := body.get(system_field)) is not None:
+        if isinstance(system, list):
+            system = [block for block in system if not _is_billing(block, cut)]
         if cut and _open(body, system_field):
-            turns, turns_open = [], True
+            turns, more_may_come = [], True
         turns = [{"role": "system", "content": system}, *turns]
-    _turns(stream, turns, ends, turns_open)
+    _turns(stream, turns, ends, more_may_come)
+
+
+def _is_billing(block: Any, cut: bool) -> bool:
+    text = block.get("text") if isinstance(block, dict) else None
+    return isinstance(text, str) and (text.startswith(BILLING_BLOCK) or (cut and BILLING_BLOCK.startswith(text)))
 
 
 def _turns(stream: _Stream, turns: Sequence[Any], ends: dict[str, int], cut: bool) -> None:
+    """cut: more turns may come, and the last one may be unfinished."""
     leading = True
     for index, turn in enumerate(turns):
         is_open = cut and index == len(turns) - 1
         role = turn.get("role") if isinstance(turn, dict) else None
+        if is_open and isinstance(turn, dict) and (role is None or _open(turn, "role")):
+            raise _Cut  # whose turn it is, is not known yet
         if leading and not (isinstance(role, str) and role in SYSTEM_ROLES):
             leading = False
-            if is_open and role is None:
-                raise _Cut  # it might be one more system message
             if stream.length:
                 ends["system"] = stream.length
         _turn(stream, turn, role, is_open)
@@ -195,27 +220,23 @@ def _turns(stream: _Stream, turns: Sequence[Any], ends: dict[str, int], cut: boo
 
 
 def _turn(stream: _Stream, turn: Any, role: Any, cut: bool) -> None:
+    stream.raw(TURN)
     if not isinstance(turn, dict):
-        stream.raw(TURN)
         stream.value(turn, cut=cut)
         return
-    if cut and (role is None or _open(turn, "role")):
-        raise _Cut
-    stream.raw(TURN)
     if role is not None:
         stream.text(str(role))
     stream.raw(CONTENT)
     # The content first, wherever it stands, so that a head that reaches into it needs to know nothing else.
     if "content" in turn:
         _content(stream, turn["content"], cut and _open(turn, "content"))
+    if cut:
+        raise _Cut  # other fields, not yet seen, may come before those that were
     for name in sorted(turn):
-        if name not in ("role", "content", "type", "id", "status") and turn[name] is not None:
-            if cut:
-                raise _Cut  # others, not yet seen, may come before it
+        # Clients send back what they were sent, `"tool_calls": []` among it, which renders as nothing.
+        if name not in UNRENDERED and turn[name] not in (None, [], {}, ""):
             stream.raw(ITEM + name.encode("utf-8", "surrogatepass") + CONTENT)
             stream.value(turn[name])
-    if cut:
-        raise _Cut
 
 
 def _content(stream: _Stream, content: Any, cut: bool) -> None:

@@ -1,0 +1,80 @@
+"""Document: the JSON object in a request's body, also when only the body's head was seen.
+
+A document whose end was not seen is *open*, and with it the last value of every container on the way down to
+the cut: a string may go on, a list may have more items, a number more digits. jiter reads such a document
+without saying where the cut was, so whatever stands last is taken as unfinished. That errs on one side
+only: at worst a value that was just complete is not used.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import jiter
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+# Python's own reader takes about 10 ms for this much; it is asked only about documents that jiter refuses.
+_SLOW_READER_LIMIT_BYTES = 1 << 20
+
+
+def last_key(fields: Mapping[str, object]) -> str | None:
+    """The key that stands last in the document's own order."""
+    return next(reversed(fields.keys()), None)  # type: ignore[call-overload]
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """The body's top-level object. open: it was cut off, its last value is unfinished and others may follow."""
+
+    fields: dict[str, object]
+    open: bool = False
+
+    @property
+    def open_key(self) -> str | None:
+        """The field in which the cut lies; None in a document that was seen whole."""
+        return last_key(self.fields) if self.open else None
+
+    def settled(self) -> dict[str, object]:
+        """The fields whose values are known to be complete."""
+        if not self.open:
+            return self.fields
+        return dict(list(self.fields.items())[:-1])
+
+
+def read_document(body: bytes, truncated: bool) -> Document | None:
+    """Read a JSON object, or the head of one. None: the body is no JSON object.
+
+    A body that ends inside its document is read as a head even if nobody said that it is one: Envoy does not
+    always tell (BUFFERED_PARTIAL), and an engine answers 400 to a document that really ends there.
+    """
+    if not truncated:
+        try:
+            return _document(jiter.from_json(body), open_=False)
+        except ValueError as error:
+            if not str(error).startswith("EOF"):
+                return _read_as_engines_do(body)
+    try:
+        # Of two equal keys the later counts, but it keeps the earlier one's place, and then what stands last
+        # would not be what was cut.
+        root = jiter.from_json(body, partial_mode="trailing-strings", catch_duplicate_keys=True)
+    except ValueError:
+        return None
+    return _document(root, open_=True)
+
+
+def _read_as_engines_do(body: bytes) -> Document | None:
+    """Read what vLLM's server (Starlette: `json.loads`) accepts and jiter does not: BOM, UTF-16, lone surrogates."""
+    if len(body) > _SLOW_READER_LIMIT_BYTES:
+        return None
+    try:
+        return _document(json.loads(body), open_=False)
+    except ValueError:
+        return None
+
+
+def _document(root: object, open_: bool) -> Document | None:
+    return Document(root, open_) if isinstance(root, dict) else None
