@@ -21,9 +21,10 @@ if TYPE_CHECKING:
 HOLDERS: Final = 64
 """Replicas remembered per signature. A prefix that is on more of them is everywhere anyway."""
 
-ENTRY_BYTES: Final = 400
-HOLDING_BYTES: Final = 150
-"""What an entry and each further holding take in CPython 3.11, measured by `python -m bench.memory`."""
+ENTRY_BYTES: Final = 360
+HOLDING_BYTES: Final = 170
+"""What an entry and each of its holdings take in CPython 3.11: within a tenth for 1 to 16 holdings, measured by
+`python -m bench.memory`."""
 
 
 Holding = tuple[int, float]
