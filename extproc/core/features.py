@@ -1,84 +1,105 @@
-"""Features: everything about a request that routing depends on."""
+"""Features: everything about a request that routing depends on.
+
+    headers, body -> Api, model            api, document
+                  -> the prompt's stream   prompt, mask
+                  -> its signatures        ladder
+                  -> the session           session
+
+All of it is a pure function of the request and the settings, so every instance of the router sees the same.
+"""
 
 from __future__ import annotations
 
-import codecs
-import json
-import re
-from dataclasses import dataclass
-from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Any, Final
-
-import jiter
-from blake3 import blake3
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
 
 from extproc.core.api import Api, api_of
-from extproc.core.ladder import FIRST_RUNG_BYTES, SIGNATURE_BYTES, Rung, ladder
-from extproc.core.prompt import Prompt, render
-from extproc.core.session import SESSION_FIELDS, SESSION_HEADERS, canonical_header, canonical_headers, find_session
+from extproc.core.document import Document, read_document
+from extproc.core.ladder import FIRST_RUNG_BYTES, Rung, climb, scope_key, signature
+from extproc.core.mask import Mask
+from extproc.core.prompt import Prompt, canonical_prompt
+from extproc.core.session import canonical_headers, find_session, header_name, scalar_text, tenant_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
     from extproc.core.request import Request
 
 __all__ = ["Api", "FeatureSettings", "Features", "Rung", "extract"]
 
-OPENING_LIMIT_BYTES: Final = 256 * 1024
-"""The opening of a conversation is cut here, so that a head suffices to recognise it. Beyond the 60 to 100 KB of tools
-and system prompt with which coding agents begin: were it within them, all their conversations would be one.
-"""
-PLAIN_OPENING_BYTES: Final = 4096
-"""Where a prompt without turns is taken to begin to be a conversation of its own: the deepest rung up to here."""
-LENIENT_JSON_BYTES: Final = 1024 * 1024
-"""Documents up to this size that the strict parser refuses (lone surrogates, say) get a second try."""
-CACHED_SCOPE_CHARS: Final = 256
-"""Scopes beyond this are hashed anew each time: a client must not be able to fill the memory with model names."""
+# A prompt without turns (completions, embeddings) grows anywhere, so its key is taken near its beginning:
+# about 1,000 tokens, beyond which a growing prompt keeps its key.
+TURNLESS_KEY_LIMIT_BYTES: Final = 4096
+PLAIN_OPENING_BYTES: Final = TURNLESS_KEY_LIMIT_BYTES  # the simulator's name for it
 
-VOLATILE: Final = {
-    "date": r"\b\d{4}-\d{2}-\d{2}\b|\b\d{1,2}[./]\d{1,2}[./]\d{2,4}\b",
-    "time": r"\b\d{1,2}:\d{2}(?::\d{2}(?:\.\d{1,9})?)?(?:\s?[AaPp][Mm]\b|Z|[+-]\d{2}:?\d{2})?",
-    "uuid": r"\b[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}\b",
-}
-"""Spans that can be masked by name; any other name is taken as a regular expression of its own."""
+OPENING_LIMIT_BYTES: Final = 1 << 20
 
-_LONE_SURROGATE: Final = re.compile(
-    rb"\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])"
-    rb"|(?<!\\u[dD][89abAB][0-9a-fA-F]{2})\\u[dD][c-fC-F][0-9a-fA-F]{2}"
-)
+# What is not seen of a cut body counts as prompt up to here: about 256k tokens, as much as most models read.
+_UNSEEN_LIMIT_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class FeatureSettings:
-    """What is read of a request.
+    """What of a request names its conversation, its tenant and its prompt.
 
-    session_headers, session_fields: sources of the session id in their order, the headers first; header names in
-        any case and with `_` or `-`, fields as dotted paths.
-    tenant_headers: the first present scopes session ids, so that two tenants' equal ids never meet. Credentials are
-        among them and, like all others, only ever hashed.
-    prefix_by_tenant: scope prefixes by tenant too. Off: engines share their cache between tenants (a request that
-        must not be shared says so by `cache_salt`, which is part of the scope).
-    schema_in_prompt: the engine's template renders response_format and the like.
-    mask: volatile spans that the key ignores: "date", "time", "uuid", or regular expressions.
-    secret: keys every hash, so that nobody outside can aim conversations at one replica.
+    session_headers: looked up first, in this order; spelled with `-`, and `_` in a request is the same.
+    session_fields: body fields looked up next, dotted. `user` and Anthropic's `metadata.user_id` are not among
+        them: they name a person, whose many conversations would all go to one replica. `previous_response_id`
+        is the last resort: it changes each turn, but a retry of one turn stays where it was.
+    tenant_header: names the tenant; equal session ids of two tenants are two sessions. "": not used.
+    credential_headers: stand for the tenant where that header is absent (hashed, never kept). Clients whose
+        tokens rotate should send a tenant header, or this should be empty.
+    prefix_by_tenant: also keep tenants' prompts apart. Off, since engines share their cache among all requests
+        with the same `cache_salt`, which keeps them apart in any case.
+    secret: keys every hash, so that no one outside can aim at a replica. The same in all routers of a fleet.
+    template_fields: body fields that the model's chat template renders ahead of tools and system. The default is
+        what vLLM hands to every template; add `response_format` or `reasoning_effort` for a template that
+        renders them.
+    mask: volatile spans to leave out of the key, any of "date", "time", "uuid" (see `mask.SPANS`).
+    mask_patterns: further ones, as regular expressions of at most 128 characters' reach.
+    opening_limit_bytes: a prompt's opening (up to its first user turn's end) counts only up to here. Where the
+        router sees only the head of bodies it must be well below that head, so that whole and cut bodies agree;
+        where it sees them whole, the default takes any opening that a model of 256k tokens can read.
+
+    Raises ValueError, saying all that is wrong, for settings that can't be used.
     """
 
-    session_headers: tuple[str, ...] = SESSION_HEADERS
-    session_fields: tuple[str, ...] = SESSION_FIELDS
-    tenant_headers: tuple[str, ...] = ("x-tenant-id", "authorization", "x-api-key")
+    session_headers: tuple[str, ...] = (
+        "x-session-id",  # the common spelling: OpenRouter, LiteLLM, opencode; vLLM's router
+        "session-id",  # Codex CLI (`session_id` in its older versions)
+        "x-conversation-id",
+        "x-session-affinity",  # Cloudflare Workers AI, Fireworks, opencode
+        "x-claude-code-session-id",  # Claude Code
+        "x-openwebui-chat-id",  # Open WebUI
+        "x-litellm-session-id",  # LiteLLM
+        "x-prompt-cache-key",
+    )
+    session_fields: tuple[str, ...] = (
+        "session_id",
+        "prompt_cache_key",  # OpenAI
+        "conversation",  # OpenAI's Responses API: an id, or an object with one
+        "conversation_id",
+        "metadata.session_id",
+        "metadata.conversation_id",
+        "previous_response_id",
+    )
+    tenant_header: str = "x-tenant-id"
+    credential_headers: tuple[str, ...] = ("authorization", "x-api-key", "api-key")
     prefix_by_tenant: bool = False
-    schema_in_prompt: bool = False
-    mask: tuple[str, ...] = ()
     secret: str = ""
+    template_fields: tuple[str, ...] = ("documents", "chat_template", "chat_template_kwargs")
+    mask: tuple[str, ...] = ()
+    mask_patterns: tuple[str, ...] = ()
+    opening_limit_bytes: int = OPENING_LIMIT_BYTES
+    masking: Mask = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "session_headers", tuple(map(canonical_header, self.session_headers)))
-        object.__setattr__(self, "tenant_headers", tuple(map(canonical_header, self.tenant_headers)))
-        for span in self.mask:
-            try:
-                re.compile(VOLATILE.get(span, span))
-            except re.error as error:
-                raise ValueError(f"mask: {span!r} is no name of a span and no regular expression: {error}") from None
+        for name in ("session_headers", "credential_headers"):
+            object.__setattr__(self, name, tuple(header_name(one) for one in getattr(self, name)))
+        object.__setattr__(self, "tenant_header", header_name(self.tenant_header))
+        object.__setattr__(self, "masking", Mask(self.mask, self.mask_patterns))
+        if self.opening_limit_bytes <= 0:
+            raise ValueError(f"opening_limit_bytes: {self.opening_limit_bytes} is not above 0")
 
 
 @dataclass(slots=True)
@@ -90,6 +111,7 @@ class Features:
     rungs: ascending by offset, the doubling ones and the semantic boundaries alike.
     system_rung: the boundary at the end of tools + system, None where there is none.
     prompt_bytes: length of the canonical prompt; of a truncated one an estimate from the content length.
+    truncated: only the body's head was seen.
     streamed: the client asked for a stream, so the answer's beginning tells when the prefill is over.
     """
 
@@ -105,131 +127,72 @@ class Features:
 
 
 def extract(request: Request, settings: FeatureSettings) -> Features:
-    """The features of a request. Never raises: what can't be understood has no affinity, or that of its session."""
-    api = api_of(request.path)
+    """The features of a request, or of as much of it as was seen. Pure, and never raises.
+
+    A call that carries no prompt, or whose body is no JSON object, has no affinity beyond its session.
+    """
+    try:
+        return _extract(request, read_document(request.body, request.truncated), settings)
+    except RecursionError:  # nested deeper than Python's reader or writer of JSON can follow
+        return _extract(request, None, settings)
+
+
+def _extract(request: Request, document: Document | None, settings: FeatureSettings) -> Features:
+    fields = document.settled() if document is not None else {}
+    truncated = request.truncated or (document is not None and document.open)
+    api = api_of(request.method, request.path, fields)
+    model = scalar_text(fields.get("model"))
+    streamed = fields.get("stream") is True
+    if api is Api.OTHER:
+        return Features(api, model, None, None, (), None, 0, truncated, streamed)
+
     headers = canonical_headers(request.headers)
-    body = _parse(request.body, request.truncated) if request.body and api is not Api.OTHER else None
-    open_key = next(reversed(body), None) if body and request.truncated else None
-    tenant = _tenant(headers, settings.tenant_headers)
-
-    prompt, model, salt = None, None, ""
-    if body is not None:
-        model = _text(body, "model", open_key)
-        salt = _text(body, "cache_salt", open_key) or ""
-        prompt = _render(api, body, request.truncated, settings)
-
+    tenant = tenant_of(headers, settings)
+    prompt = canonical_prompt(api, document, settings.template_fields, settings.masking) if document else None
     rungs: tuple[Rung, ...] = ()
     system_rung = opening = None
+    prompt_bytes = 0
     if prompt is not None:
-        prefix_tenant = tenant if settings.prefix_by_tenant else ""
-        key = _scope("prefix", settings.secret, model or "", salt, prefix_tenant)
-        opening_end = prompt.opening_end
-        if prompt.has_turns and len(prompt.stream) >= OPENING_LIMIT_BYTES:
-            # A cut stream may not reach the turn's end, nor needs to.
-            opening_end = min(opening_end or OPENING_LIMIT_BYTES, OPENING_LIMIT_BYTES)
-        ends = [end for end in (prompt.system_end, opening_end) if end is not None]
-        # A cut prompt that shows less than the first rung shows nothing that it would not share with any other.
-        if ends or len(prompt.stream) >= FIRST_RUNG_BYTES or not request.truncated:
-            rungs = ladder(prompt.stream, key, ends)
-            by_offset = {rung.offset_bytes: rung for rung in rungs}
-            system_rung = by_offset.get(prompt.system_end or 0)
-            opening = by_offset.get(opening_end or 0) or _plain_opening(rungs)
+        scope = _prefix_scope(fields, model, tenant, settings)
+        rungs, system_rung, opening = _climb(prompt, scope, truncated, settings.opening_limit_bytes)
+        prompt_bytes = _prompt_bytes(prompt, request, truncated)
 
-    session = find_session(headers, body, settings.session_headers, settings.session_fields, open_key)
-    conversation_key = conversation_source = None
+    session = find_session(headers, fields, settings)
+    key = source = None
     if session is not None:
-        session_id, conversation_source = session
-        key = _scope("session", settings.secret, tenant)
-        conversation_key = blake3(session_id.encode("utf-8", "surrogatepass"), key=key).digest(length=SIGNATURE_BYTES)
+        key, source = signature(scope_key(settings.secret, b"session", tenant), session.id), session.source
     elif opening is not None:
-        conversation_key, conversation_source = opening.signature, "prompt"
-
-    prompt_bytes = len(prompt.stream) if prompt is not None else 0
-    if request.truncated and prompt is not None and request.content_length_bytes is not None:
-        # The rest of a long body is nearly all prompt.
-        prompt_bytes += max(0, request.content_length_bytes - len(request.body))
-    streamed = body is not None and body.get("stream") is True
-    return Features(
-        api,
-        model,
-        conversation_key,
-        conversation_source,
-        rungs,
-        system_rung,
-        prompt_bytes,
-        request.truncated,
-        streamed,
-    )
+        key, source = opening.signature, "prompt"
+    return Features(api, model, key, source, rungs, system_rung, prompt_bytes, truncated, streamed)
 
 
-def _parse(body: bytes, truncated: bool) -> dict[str, Any] | None:
-    """The document, or of a truncated one what there is of it. None where it is no JSON object."""
-    body = body.removeprefix(codecs.BOM_UTF8)
-    try:
-        document = _parse_head(body) if truncated else _parse_whole(body)
-    except (ValueError, RecursionError):
-        return None
-    return document if isinstance(document, dict) else None
+def _prefix_scope(fields: Mapping[str, object], model: str | None, tenant: bytes, settings: FeatureSettings) -> bytes:
+    """Prompts outside one scope share no cache: another model or adapter, another `cache_salt`."""
+    named = (model or "", scalar_text(fields.get("cache_salt")) or "")
+    parts = [part.encode("utf-8", "surrogatepass") for part in named]
+    return scope_key(settings.secret, b"prefix", *parts, tenant if settings.prefix_by_tenant else b"")
 
 
-def _parse_whole(body: bytes) -> Any:
-    try:
-        return jiter.from_json(body)
-    except ValueError:
-        if len(body) > LENIENT_JSON_BYTES:
-            raise
-        return json.loads(body)
+def _climb(
+    prompt: Prompt, scope: bytes, truncated: bool, opening_limit_bytes: int
+) -> tuple[tuple[Rung, ...], Rung | None, Rung | None]:
+    """(all rungs, the system's, the opening's)."""
+    system_end, opening_end = prompt.system_end, prompt.opening_end
+    if opening_end is not None and opening_end > opening_limit_bytes:
+        opening_end = None
+    boundaries = [end for end in (system_end, opening_end) if end is not None]
+    if not boundaries and not truncated and len(prompt.stream) < FIRST_RUNG_BYTES:
+        boundaries = [len(prompt.stream)]
+    rungs = climb(prompt.stream, boundaries, scope)
+    by_offset = {rung.offset_bytes: rung for rung in rungs}
+    opening = by_offset.get(opening_end) if opening_end is not None else None
+    if opening is None and rungs:
+        limit = opening_limit_bytes if prompt.dialogue else TURNLESS_KEY_LIMIT_BYTES
+        opening = next((rung for rung in reversed(rungs) if rung.offset_bytes <= limit), rungs[0])
+    return rungs, by_offset.get(system_end) if system_end is not None else None, opening
 
 
-def _parse_head(body: bytes) -> Any:
-    # Of two equal keys the later one counts but keeps the earlier one's place: the open one would not be the last.
-    parse = partial(jiter.from_json, partial_mode="trailing-strings", catch_duplicate_keys=True)
-    try:
-        return parse(body)
-    except ValueError:
-        # JavaScript spells a text that was cut within an emoji so. What stands before it can be read.
-        return parse(_LONE_SURROGATE.split(body, maxsplit=1)[0])
-
-
-def _render(api: Api, body: dict[str, Any], truncated: bool, settings: FeatureSettings) -> Prompt | None:
-    mask = _masker(settings.mask) if settings.mask else None
-    try:
-        return render(api, body, cut=truncated, mask=mask, schemas=settings.schema_in_prompt)
-    except (ValueError, TypeError, RecursionError):  # nested or numbered beyond what can be spelled again
-        return None
-
-
-def _plain_opening(rungs: tuple[Rung, ...]) -> Rung:
-    """The opening of a prompt without turns, or whose first turn is cut off."""
-    return next((rung for rung in reversed(rungs) if rung.offset_bytes <= PLAIN_OPENING_BYTES), rungs[0])
-
-
-def _text(body: dict[str, Any], name: str, open_key: str | None) -> str | None:
-    value = body.get(name)
-    return value if isinstance(value, str) and name != open_key else None
-
-
-def _tenant(headers: Mapping[str, str], names: tuple[str, ...]) -> str:
-    """A digest of the first header that is there, so that no credential is kept; "" without."""
-    value = next((value for name in names if (value := headers.get(name))), None)
-    return blake3(value.encode("utf-8", "surrogatepass")).hexdigest() if value else ""
-
-
-def _scope(*fields: str) -> bytes:
-    """A 32-byte key from fields, none of which can pass for another."""
-    return _cached_scope(*fields) if sum(map(len, fields)) <= CACHED_SCOPE_CHARS else _cached_scope.__wrapped__(*fields)
-
-
-@lru_cache(maxsize=4096)
-def _cached_scope(*fields: str) -> bytes:
-    hasher = blake3()
-    for field in fields:
-        data = field.encode("utf-8", "surrogatepass")
-        hasher.update(len(data).to_bytes(8, "little") + data)
-    return hasher.digest()
-
-
-@lru_cache(maxsize=8)
-def _masker(spans: tuple[str, ...]) -> Callable[[str], str]:
-    pattern = re.compile("|".join(f"(?:{VOLATILE.get(span, span)})" for span in spans))
-    return lambda text: pattern.sub("\x1a", text)
+def _prompt_bytes(prompt: Prompt, request: Request, truncated: bool) -> int:
+    """Of a cut body the rest is taken for prompt too, up to a limit: it may be a picture."""
+    unseen = (request.content_length_bytes or 0) - len(request.body) if truncated else 0
+    return len(prompt.stream) + min(max(0, unseen), _UNSEEN_LIMIT_BYTES)

@@ -1,24 +1,29 @@
-"""The prefix ladder: keyed BLAKE3 of the prompt, read off at growing offsets.
+"""Ladder: what a prompt begins with, as a dozen signatures.
 
-One hasher runs over the stream once; reading it off does not end it. A prompt of n bytes has log2(n / 512) doubling
-rungs, so state and cost grow with the logarithm of the prompt, and two prompts share exactly the rungs below the
-place where they part.
+The prompt's stream is hashed once, and the running digest is read off at 512 B, 1 KiB, 2 KiB and so on, and at
+the prompt's own boundaries. Two prompts that begin alike have equal rungs up to where they part, so a dozen
+signatures stand for a prompt of any length. BLAKE3 is keyed by the scope: what shares no cache shares no rung.
+
+Signatures place conversations on replicas, so a change of any of them reshuffles every fleet on upgrade.
+`tests/core/test_ladder.py` pins them.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from functools import lru_cache
+from typing import TYPE_CHECKING
 
 from blake3 import blake3
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-FIRST_RUNG_BYTES: Final = 512
-"""The article's fixed signature; about 128 tokens, a few of the engine's cache blocks (16 tokens each)."""
-SIGNATURE_BYTES: Final = 16
-"""128 bits: no two prefixes of any fleet will meet by chance."""
+FIRST_RUNG_BYTES = 512
+SIGNATURE_BYTES = 16
+
+# Hard-coded and unique, as BLAKE3's key derivation asks for. Changing it reshuffles every fleet.
+_DERIVATION_CONTEXT = "prefix-affinity-router 2025-11 request signatures v1"
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,28 +34,38 @@ class Rung:
     signature: bytes
 
 
-def offsets(length_bytes: int, boundaries: Iterable[int]) -> list[int]:
-    """Where the ladder is read off: 512, 1024, 2048 ... up to the length, and at the boundaries; ascending.
+def scope_key(secret: str, *parts: bytes) -> bytes:
+    """The 32-byte BLAKE3 key for all that has these parts in common; each part counts by its place and length."""
+    hasher = blake3(key=_deployment_key(secret))
+    for part in parts:
+        hasher.update(len(part).to_bytes(8, "little") + part)
+    return hasher.digest()
 
-    A prompt with neither has one rung, at its end.
+
+def signature(key: bytes, data: bytes) -> bytes:
+    """The 16-byte keyed BLAKE3 of the data."""
+    return blake3(data, key=key).digest(length=SIGNATURE_BYTES)
+
+
+def climb(stream: bytes, boundaries: Iterable[int], key: bytes) -> tuple[Rung, ...]:
+    """Read off the rungs of a stream: the doubling offsets that it reaches, and the given boundaries in it.
+
+    Ascending, one for each offset. What lies beyond the last of them is not hashed.
     """
-    found = set(boundaries)
+    offsets = {boundary for boundary in boundaries if 0 < boundary <= len(stream)}
     offset = FIRST_RUNG_BYTES
-    while offset <= length_bytes:
-        found.add(offset)
+    while offset <= len(stream):
+        offsets.add(offset)
         offset *= 2
-    if not found and length_bytes:
-        found.add(length_bytes)
-    return sorted(found)
-
-
-def ladder(stream: bytes, key: bytes, boundaries: Iterable[int]) -> tuple[Rung, ...]:
-    """The rungs of a prompt, ascending. key: 32 bytes, the scope within which prompts are compared."""
     hasher = blake3(key=key)
-    view, start = memoryview(stream), 0
-    rungs = []
-    for offset in offsets(len(stream), boundaries):
-        hasher.update(view[start:offset])
-        start = offset
+    rungs, at, view = [], 0, memoryview(stream)
+    for offset in sorted(offsets):
+        hasher.update(view[at:offset])
         rungs.append(Rung(offset, hasher.digest(length=SIGNATURE_BYTES)))
+        at = offset
     return tuple(rungs)
+
+
+@lru_cache(maxsize=16)
+def _deployment_key(secret: str) -> bytes:
+    return blake3(secret.encode("utf-8", "surrogatepass"), derive_key_context=_DERIVATION_CONTEXT).digest()

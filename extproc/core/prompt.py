@@ -1,299 +1,339 @@
-"""The prompt as one canonical byte stream, in the order in which a chat template renders it.
+"""Prompt: the request's prompt as one byte stream, in the order in which a chat template renders it.
 
-    template extras, tools, leading system messages | first user turn | the rest
-                                        system_end -^     opening_end -^
+    documents and other template input | tools | system | turn | turn | ...
 
-The stream stands for what the engine will tokenize without knowing its template: two requests whose rendered prompts
-begin alike have streams that begin alike, and a dialogue that grows only appends. Control characters separate
-what a template would separate, rather than length prefixes, since a length would change the stream's beginning
-when its end grows. Images, audio and files count by a digest of what the request says of them; token ids as four
-bytes each, about as much as the text of a token.
+The stream is what signatures are taken of, so it follows what the engine's cache follows: two requests whose
+rendered prompts begin alike should have streams that begin alike. It is not the rendered prompt (that would need
+each model's template) and it keeps two rules instead:
 
-A body may be cut off. What its head shows is the beginning of what the whole would give: the last value on the open
-path of a cut document is unfinished, so a cut text ends the stream, and a cut number, tool or picture is left out.
+- It only grows. Marks stand before things, never after, and say no lengths, so a dialogue's next turn, or the
+  rest of a body that was cut off, extends the stream and changes nothing before.
+- Where two renderings can't be told apart, they are taken as equal. To think that a replica holds a prompt that it
+  does not hold costs what any cold request costs; to miss one that it does hold costs a prefill.
+
+So equal text is equal however it was spelled (string or parts, JSON escapes, key order, chat or responses or
+messages API), and what a template leaves out (sampling options, cache_control, image detail) is left out.
 """
 
 from __future__ import annotations
 
 import json
-import struct
+import sys
+from array import array
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING
 
 from blake3 import blake3
 
 from extproc.core.api import Api
+from extproc.core.document import last_key
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Iterator
 
-    Mask = Callable[[str], str]
+    from extproc.core.document import Document
+    from extproc.core.mask import Mask
 
-ITEM: Final = b"\x1d"
-TURN: Final = b"\x1e"
-CONTENT: Final = b"\x1f"
-MEDIA: Final = b"\x1c"
+# Marks are control characters, which text has no use for.
+_AHEAD, _EXTRA, _TURN, _UNIT, _MEDIA = "\x1c", "\x1d", "\x1e", "\x1f", "\x1a"
 
-TEMPLATE_EXTRAS: Final = ("chat_template", "chat_template_kwargs", "documents", "reasoning_effort")
-"""Fields that vLLM hands to the chat template, which renders them at its head."""
-SCHEMAS: Final = ("response_format", "structured_outputs", "guided_json", "guided_regex", "guided_grammar")
-"""Fields that constrain sampling; vLLM's templates don't render them, other engines' may."""
-SYSTEM_ROLES: Final = frozenset({"system", "developer"})
-UNRENDERED: Final = frozenset({"role", "content", "type", "id", "status"})
-"""Fields of a turn that are rendered apart, or (the last three, of the responses API's items) not at all."""
-BILLING_BLOCK: Final = "x-anthropic-billing-header"
-"""Claude Code opens its system prompt with a block that differs between requests; vLLM leaves it out
-(vllm-project/vllm#36829), and so must the key.
-"""
-TEXT_PARTS: Final = frozenset({"text", "input_text", "output_text"})
-MEDIA_PARTS: Final = frozenset(
-    {"image", "image_url", "image_embeds", "input_image"}
-    | {"audio", "audio_url", "input_audio", "video", "video_url"}
-    | {"document", "file", "input_file"}
+# Where each dialect keeps its turns, and the text that its engine renders as a leading system message.
+_TURNS = {
+    Api.CHAT: ("messages", None),
+    Api.MESSAGES: ("messages", "system"),
+    Api.RESPONSES: ("input", "instructions"),
+    Api.EMBEDDINGS: ("messages", None),
+}
+_TEXTS = {Api.COMPLETIONS: ("prompt", "prompt_embeds"), Api.EMBEDDINGS: ("input",)}
+
+# One role by two names: OpenAI renamed `system` to `developer` and takes either for the other.
+_ROLE_NAMES = {"developer": "system"}
+# Items of the Responses API that have a type in place of a role.
+_ROLE_OF_TYPE = {"function_call": "assistant", "function_call_output": "tool", "reasoning": "assistant"}
+
+# What a turn has beside its content, in the order in which it is written.
+_EXTRAS = (
+    "reasoning",
+    "reasoning_content",
+    "summary",
+    "tool_calls",
+    "function_call",
+    "name",
+    "arguments",
+    "call_id",
+    "tool_call_id",
+    "refusal",
+    "audio",
 )
-UNMASKED_TAIL_CHARS: Final = 64
-"""A span to be masked may be cut in two by the end of a head; nothing that is masked by name is longer."""
+_EXTRA_NAMES = frozenset(_EXTRAS)
+
+# Content parts that are rendered as text; all others are media and count by their content's digest.
+_WRITTEN_PARTS = frozenset({"tool_use", "thinking", "redacted_thinking", "refusal"})
+# What a part may carry that the model does not see.
+_UNSEEN = frozenset({"cache_control", "detail", "type"})
+
+# Claude Code opens its system prompt with a block that differs in each request. vLLM leaves it out of the prompt
+# (vllm-project/vllm#36829), and so must the key.
+_BILLING_BLOCK = "x-anthropic-billing-header"
+
+_canonical_json = json.JSONEncoder(ensure_ascii=False, sort_keys=True, separators=(",", ":")).encode
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """stream: the canonical bytes. system_end, opening_end: boundaries in it, None where there are none (or cut off).
+    """A prompt's stream and its boundaries, both byte offsets in it.
 
-    has_turns: whether the API has turns at all; a completion's prompt has none.
+    system_end: the end of tools and leading system turns; None where there are neither or they were cut off.
+    opening_end: the end of the first user turn; None where there is none or it was cut off.
+    dialogue: it consists of turns and so has an opening, even if the cut hides it.
     """
 
     stream: bytes
-    system_end: int | None
-    opening_end: int | None
-    has_turns: bool
+    system_end: int | None = None
+    opening_end: int | None = None
+    dialogue: bool = True
 
 
-class _Cut(Exception):
-    """The head ends here."""
+def canonical_prompt(api: Api, document: Document, template_fields: tuple[str, ...], mask: Mask) -> Prompt | None:
+    """The prompt of a request, or of as much of it as was seen; None where there is none."""
+    writer = _Writer(mask)
+    if api in _TURNS and (api is not Api.EMBEDDINGS or "messages" in document.fields):
+        prompt = writer.dialogue(document, *_TURNS[api], template_fields)
+    elif api in _TEXTS:
+        prompt = writer.texts(document, _TEXTS[api])
+    else:
+        return None
+    return prompt if prompt.stream else None
 
 
-class _Stream:
-    """Collects the canonical bytes."""
+class _Writer:
+    """Writes one prompt. `open_` means of any value: it was cut off, so write only what its rest can't change."""
 
-    __slots__ = ("_mask", "_parts", "length")
+    __slots__ = ("_chunks", "_mask", "_pieces", "_size")
 
-    def __init__(self, mask: Mask | None) -> None:
-        self._parts: list[bytes] = []
+    def __init__(self, mask: Mask) -> None:
         self._mask = mask
-        self.length = 0
+        self._pieces: list[str] = []
+        self._chunks: list[bytes] = []
+        self._size = 0
 
-    def raw(self, data: bytes) -> None:
-        self._parts.append(data)
-        self.length += len(data)
+    def _offset(self) -> int:
+        """The stream's length so far, in bytes."""
+        chunk = "".join(self._pieces).encode("utf-8", "surrogatepass")
+        self._pieces.clear()
+        self._chunks.append(chunk)
+        self._size += len(chunk)
+        return self._size
 
-    def text(self, text: str, *, cut: bool = False) -> None:
-        """A piece of text; a cut one ends the stream."""
-        if self._mask is not None:
-            text = self._mask(text)
-            if cut:
-                text = text[:-UNMASKED_TAIL_CHARS]
-        try:
-            self.raw(text.encode())
-        except UnicodeEncodeError:
-            self.raw(text.encode("utf-8", "surrogatepass"))
-        if cut:
-            raise _Cut
+    def _stream(self) -> bytes:
+        self._offset()
+        return b"".join(self._chunks)
 
-    def value(self, value: Any, *, cut: bool = False) -> None:
-        """Any JSON value, as text."""
-        if cut:
-            raise _Cut
-        self.text(_spelled(value))
+    # -- dialogues ---------------------------------------------------------------------------------------------
 
-    def media(self, part: dict[str, Any], *, cut: bool = False) -> None:
-        """An image, a sound or a file, as a digest."""
-        if cut:
-            raise _Cut
-        self.raw(MEDIA + blake3(_spelled(part).encode("utf-8", "surrogatepass")).digest(length=16))
+    def dialogue(
+        self, document: Document, turns_field: str, system_field: str | None, template_fields: tuple[str, ...]
+    ) -> Prompt:
+        for name in template_fields:
+            if document.fields.get(name) is not None:
+                if name == document.open_key:
+                    return Prompt(self._stream())
+                self._pieces += (_AHEAD, name, _UNIT, self._json(document.fields[name]))
+        has_system = False
+        for name in ("tools", "functions"):
+            tools_open = name == document.open_key
+            for tool in _settled_items(document.fields.get(name), tools_open):
+                has_system = True
+                self._pieces += (_AHEAD, "tool", _UNIT, self._json(tool))
+            if tools_open:
+                return Prompt(self._stream())
 
-    def joined(self) -> bytes:
-        return b"".join(self._parts)
-
-
-def _spelled(value: Any) -> str:
-    """A JSON value spelled in one way: engines spell what they have parsed anew, and a client whose order of keys
-    wavers still holds one conversation. Anthropic's cache marks are no part of it: they move on with each turn.
-    """
-    if isinstance(value, dict) and "cache_control" in value:
-        value = {name: field for name, field in value.items() if name != "cache_control"}
-    return json.dumps(value, separators=(",", ":"), ensure_ascii=False, sort_keys=True)
-
-
-def render(api: Api, body: dict[str, Any], *, cut: bool, mask: Mask | None, schemas: bool) -> Prompt | None:
-    """The canonical prompt of a request body, None where it holds none.
-
-    cut: the body is only a head, parsed as far as it goes; then the last key of each open mapping is unfinished.
-    mask: applied to every text, to hide volatile spans. schemas: whether the template renders output schemas.
-    """
-    stream = _Stream(mask)
-    ends: dict[str, int] = {}
-    has_turns = True
-    try:
-        match api:
-            case Api.CHAT | Api.MESSAGES:
-                _preamble(stream, body, cut, schemas)
-                # `system` is Anthropic's place for what others put into the first message.
-                _dialogue(stream, body, ends, cut, "system", "messages")
-            case Api.RESPONSES:
-                _preamble(stream, body, cut, schemas)
-                _dialogue(stream, body, ends, cut, "instructions", "input")
-            case Api.EMBEDDINGS if isinstance(body.get("messages"), list):
-                _dialogue(stream, body, ends, cut, "system", "messages")
-            case Api.COMPLETIONS | Api.EMBEDDINGS:
-                has_turns = False
-                name = "prompt" if api is Api.COMPLETIONS else "input"
-                _plain(stream, body.get(name), cut and _open(body, name))
-            case _:
-                return None
-    except _Cut:
-        pass
-    data = stream.joined()
-    return Prompt(data, ends.get("system"), ends.get("opening"), has_turns) if data else None
-
-
-def _open(mapping: dict[str, Any], name: str) -> bool:
-    """In a cut document: whether this is the value that was being read when it ended."""
-    return next(reversed(mapping), None) == name
-
-
-def _preamble(stream: _Stream, body: dict[str, Any], cut: bool, schemas: bool) -> None:
-    """What templates render ahead of all messages."""
-    for name in TEMPLATE_EXTRAS + (SCHEMAS if schemas else ()):
-        if body.get(name) is not None:
-            stream.raw(ITEM + name.encode() + CONTENT)
-            stream.value(body[name], cut=cut and _open(body, name))
-    for name in ("tools", "functions"):
-        tools = body.get(name)
-        if not isinstance(tools, list):
-            continue
-        is_open = cut and _open(body, name)
-        for index, tool in enumerate(tools):
-            stream.raw(ITEM + b"tool" + CONTENT)
-            stream.value(tool, cut=is_open and index == len(tools) - 1)
-        if is_open:
-            raise _Cut
-
-
-def _dialogue(
-    stream: _Stream, body: dict[str, Any], ends: dict[str, int], cut: bool, system_field: str, turns_field: str
-) -> None:
-    """All turns, the system's in front, wherever the document has them."""
-    given = body.get(turns_field)
-    turns = given if isinstance(given, list) else [] if given is None else [{"role": "user", "content": given}]
-    more_may_come = cut and (turns_field not in body or _open(body, turns_field))
-    if (system := body.get(system_field)) is not None:
-        if isinstance(system, list):
-            system = [block for block in system if not _is_billing(block, cut)]
-        if cut and _open(body, system_field):
-            turns, more_may_come = [], True
-        turns = [{"role": "system", "content": system}, *turns]
-    _turns(stream, turns, ends, more_may_come)
-
-
-def _is_billing(block: Any, cut: bool) -> bool:
-    text = block.get("text") if isinstance(block, dict) else None
-    return isinstance(text, str) and (text.startswith(BILLING_BLOCK) or (cut and BILLING_BLOCK.startswith(text)))
-
-
-def _turns(stream: _Stream, turns: Sequence[Any], ends: dict[str, int], cut: bool) -> None:
-    """cut: more turns may come, and the last one may be unfinished."""
-    leading = True
-    for index, turn in enumerate(turns):
-        is_open = cut and index == len(turns) - 1
-        role = turn.get("role") if isinstance(turn, dict) else None
-        if is_open and isinstance(turn, dict) and (role is None or _open(turn, "role")):
-            raise _Cut  # whose turn it is, is not known yet
-        if leading and not (isinstance(role, str) and role in SYSTEM_ROLES):
-            leading = False
-            if stream.length:
-                ends["system"] = stream.length
-        _turn(stream, turn, role, is_open)
-        if role == "user":
-            ends.setdefault("opening", stream.length)
-    if leading and stream.length and not cut:
-        ends["system"] = stream.length
-
-
-def _turn(stream: _Stream, turn: Any, role: Any, cut: bool) -> None:
-    stream.raw(TURN)
-    if not isinstance(turn, dict):
-        stream.value(turn, cut=cut)
-        return
-    if role is not None:
-        stream.text(str(role))
-    stream.raw(CONTENT)
-    # The content first, wherever it stands, so that a head that reaches into it needs to know nothing else.
-    if "content" in turn:
-        _content(stream, turn["content"], cut and _open(turn, "content"))
-    if cut:
-        raise _Cut  # other fields, not yet seen, may come before those that were
-    for name in sorted(turn):
-        # Clients send back what they were sent, `"tool_calls": []` among it, which renders as nothing.
-        if name not in UNRENDERED and turn[name] not in (None, [], {}, ""):
-            stream.raw(ITEM + name.encode("utf-8", "surrogatepass") + CONTENT)
-            stream.value(turn[name])
-
-
-def _content(stream: _Stream, content: Any, cut: bool) -> None:
-    if isinstance(content, str):
-        stream.text(content, cut=cut)
-        return
-    if not isinstance(content, list):
-        if content is not None:
-            stream.value(content, cut=cut)
-        return
-    for index, part in enumerate(content):
-        is_open = cut and index == len(content) - 1
-        if index:
-            stream.raw(b"\n")  # vLLM joins the texts of one message so
-        kind = part.get("type") if isinstance(part, dict) else None
-        if isinstance(part, str):
-            stream.text(part, cut=is_open)
-        elif is_open and (kind is None or _open(part, "type")):
-            raise _Cut
-        elif not isinstance(kind, str):
-            stream.value(part, cut=is_open)
-        elif kind in TEXT_PARTS and isinstance(part.get("text"), str):
-            stream.text(part["text"], cut=is_open)
-        elif kind in MEDIA_PARTS:
-            stream.media(part, cut=is_open)
+        leading, system_end, opening_end = True, None, None
+        for turn, turn_open in _turns(document, turns_field, system_field):
+            role = _role(turn, turn_open)
+            if role is None:
+                break
+            if leading and role != "system":
+                leading = False
+                system_end = self._offset() if has_system else None
+            has_system = has_system or leading
+            self._turn(role, turn, turn_open)
+            if turn_open:
+                break
+            if role == "user" and opening_end is None:
+                opening_end = self._offset()
         else:
-            stream.value(part, cut=is_open)
+            if leading and has_system and _turns_complete(document, turns_field, system_field):
+                system_end = self._offset()
+        return Prompt(self._stream(), system_end, opening_end)
 
-
-def _plain(stream: _Stream, prompt: Any, cut: bool) -> None:
-    """A prompt without turns: text, token ids, or a list of either."""
-    if isinstance(prompt, str):
-        stream.text(prompt, cut=cut)
-    elif isinstance(prompt, list):
-        if prompt and all(type(token) is int for token in prompt):
-            _tokens(stream, prompt, cut)
+    def _turn(self, role: str, turn: dict[str, object], open_: bool) -> None:
+        field = "content" if "content" in turn else "output"
+        self._pieces += (_TURN, role, _UNIT)
+        self._content(turn.get(field), open_ and last_key(turn) == field)
+        if open_ or _EXTRA_NAMES.isdisjoint(turn):
             return
-        for index, item in enumerate(prompt):
-            is_open = cut and index == len(prompt) - 1
-            if index:
-                stream.raw(TURN)
-            if isinstance(item, str):
-                stream.text(item, cut=is_open)
-            elif isinstance(item, list) and all(type(token) is int for token in item):
-                _tokens(stream, item, is_open)
+        for name in _EXTRAS:
+            extra = turn.get(name)
+            if extra:
+                self._pieces += (_EXTRA, name, _UNIT, self._text_or_json(extra))
+
+    def _content(self, content: object, open_: bool) -> None:
+        """Write a turn's content. Parts are joined by line feeds, as vLLM does for templates that take a string."""
+        if content is None:
+            return
+        if isinstance(content, str):
+            self._pieces.append(self._mask(content, open_))
+            return
+        parts = content if isinstance(content, list) else [content]
+        separator = ""
+        for place, part in enumerate(parts, 1):
+            mark = len(self._pieces)
+            self._pieces.append(separator)
+            if self._part(part, open_ and place == len(parts)):
+                separator = "\n"
             else:
-                stream.value(item, cut=is_open)
-    elif prompt is not None:
-        stream.value(prompt, cut=cut)
+                del self._pieces[mark:]
+
+    def _part(self, part: object, open_: bool) -> bool:
+        """Write one part of a content; False if there is nothing to write."""
+        if isinstance(part, str):
+            self._pieces.append(self._mask(part, open_))
+            return True
+        if not isinstance(part, dict):
+            if not open_:
+                self._pieces.append(self._json(part))
+            return not open_
+        cut = last_key(part) if open_ else None
+        text = part.get("text")
+        if isinstance(text, str):
+            if text.startswith(_BILLING_BLOCK):
+                return False
+            if cut == "text" and _BILLING_BLOCK.startswith(text):
+                return False
+            self._pieces.append(self._mask(text, cut == "text"))
+            return True
+        kind = part.get("type")
+        if kind == "tool_result" and cut in (None, "content") and cut != "type":
+            self._pieces += (_EXTRA, kind, _UNIT)
+            self._content(part.get("content"), open_)
+            if not open_:
+                self._pieces += (_UNIT, self._text_or_json(part.get("tool_use_id")))
+            return True
+        if open_:
+            return False
+        if kind in _WRITTEN_PARTS:
+            seen = {name: value for name, value in part.items() if name != "cache_control"}
+            self._pieces += (_EXTRA, self._json(seen))
+        else:
+            self._pieces += (_MEDIA, self._text_or_json(kind), _UNIT, _content_digest(part))
+        return True
+
+    # -- plain texts and token ids -----------------------------------------------------------------------------
+
+    def texts(self, document: Document, fields: tuple[str, ...]) -> Prompt:
+        for name in fields:
+            if document.fields.get(name) is not None:
+                self._text(document.fields[name], name == document.open_key)
+        return Prompt(self._stream(), dialogue=False)
+
+    def _text(self, value: object, open_: bool) -> None:
+        """Write a text, token ids (4 bytes each, about as much as the text they stand for), or a list of either."""
+        if isinstance(value, str):
+            self._pieces.append(self._mask(value, open_))
+        elif isinstance(value, list) and value and not isinstance(value[0], str | list | dict):
+            self._offset()
+            token_ids = _token_bytes(value[:-1] if open_ else value)
+            self._chunks.append(token_ids)
+            self._size += len(token_ids)
+        elif isinstance(value, list):
+            for place, one in enumerate(value, 1):
+                if place > 1:
+                    self._pieces.append(_TURN)
+                self._text(one, open_ and place == len(value))
+        elif not open_:
+            self._pieces.append(self._json(value))
+
+    # -- values ------------------------------------------------------------------------------------------------
+
+    def _json(self, value: object) -> str:
+        return self._mask(_canonical_json(value))
+
+    def _text_or_json(self, value: object) -> str:
+        return self._mask(value) if isinstance(value, str) else self._json(value)
 
 
-def _tokens(stream: _Stream, tokens: list[int], cut: bool) -> None:
-    if cut:
-        tokens = tokens[:-1]  # its last digits may be missing
+def _turns(document: Document, turns_field: str, system_field: str | None) -> Iterator[tuple[dict[str, object], bool]]:
+    """The turns, and of each whether it is cut off. A text in the place of turns is one turn of the user."""
+    if system_field is not None and document.fields.get(system_field):
+        system_open = system_field == document.open_key
+        yield {"role": "system", "content": document.fields[system_field]}, system_open
+        if system_open:
+            return
+    turns = document.fields.get(turns_field)
+    turns_open = turns_field == document.open_key
+    if isinstance(turns, str | dict):
+        turns = [turns]
+    if isinstance(turns, list):
+        for place, turn in enumerate(turns, 1):
+            whole = turn if isinstance(turn, dict) else {"role": "user", "content": turn}
+            yield whole, turns_open and place == len(turns)
+
+
+def _turns_complete(document: Document, turns_field: str, system_field: str | None) -> bool:
+    """Whether no further turn can follow those that were seen."""
+    if not document.open:
+        return True
+    return turns_field in document.fields and document.open_key not in (turns_field, system_field)
+
+
+def _role(turn: dict[str, object], open_: bool) -> str | None:
+    """Whose turn it is. None: the cut came before that was said."""
+    cut = last_key(turn) if open_ else None
+    role = turn.get("role")
+    if role is not None:
+        if cut == "role":
+            return None
+        return _ROLE_NAMES.get(role, role) if isinstance(role, str) else _canonical_json(role)
+    kind = turn.get("type")
+    if isinstance(kind, str) and cut != "type" and (kind in _ROLE_OF_TYPE or not open_):
+        return _ROLE_OF_TYPE.get(kind, kind)
+    return None if open_ else ""
+
+
+def _settled_items(items: object, open_: bool) -> list[object]:
+    if items is None:
+        return []
+    if not isinstance(items, list):
+        return [] if open_ else [items]
+    return items[:-1] if open_ else items
+
+
+def _token_bytes(token_ids: list[object]) -> bytes:
     try:
-        stream.raw(struct.pack(f"<{len(tokens)}I", *tokens))
-    except struct.error:  # no engine's vocabulary
-        stream.raw(struct.pack(f"<{len(tokens)}I", *(token & 0xFFFFFFFF for token in tokens)))
-    if cut:
-        raise _Cut
+        words = array("I", token_ids)  # type: ignore[type-var]  # TypeError is what is wanted of others
+    except (TypeError, OverflowError):
+        return ",".join(map(_canonical_json, token_ids)).encode("utf-8", "surrogatepass")
+    if sys.byteorder == "big":
+        words.byteswap()
+    return words.tobytes()
+
+
+def _content_digest(part: dict[str, object]) -> str:
+    """The BLAKE3 of a media part by its content, 32 hexadecimal digits. A URL stands for what it points to."""
+    hasher = blake3()
+
+    def feed(value: object) -> None:
+        if isinstance(value, dict):
+            for name in sorted(value.keys() - _UNSEEN):
+                feed(name)
+                feed(value[name])
+        elif isinstance(value, list):
+            for one in value:
+                feed(one)
+        else:
+            text = value if isinstance(value, str) else _canonical_json(value)
+            hasher.update(text.encode("utf-8", "surrogatepass") + b"\x00")
+
+    feed(part)
+    return hasher.digest(length=16).hex()

@@ -1,94 +1,96 @@
-"""The session: the client's own name for a conversation."""
+"""Session: the conversation that a client names, and the tenant within which the name counts."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
-SESSION_HEADERS: Final = (
-    "x-session-id",  # Ray Serve's RAY_SERVE_SESSION_ID_HEADER_KEY by default; OpenRouter; OpenCode
-    "x-smg-routing-key",  # SGLang's and SMG's `manual` and `consistent_hashing` policies
-    "x-dynamo-session-id",  # NVIDIA Dynamo, docs "Session IDs"
-    "x-session-affinity",  # OpenCode and Pi, for providers that keep sessions together
-    "x-claude-code-session-id",  # Claude Code, docs "Gateway protocol reference"
-    "x-litellm-session-id",  # LiteLLM, docs "Session Logs"
-    "x-openwebui-chat-id",  # Open WebUI with ENABLE_FORWARD_USER_INFO_HEADERS
-    "x-opencode-session",  # OpenCode Zen and its clients
-    "thread-id",  # Codex: each of a session's agents has a thread, and a context, of its own
-    "session-id",  # Codex; older releases spell it session_id
-    "x-conversation-id",  # LibreChat's examples for {{LIBRECHAT_BODY_CONVERSATIONID}}
-    "conversation-id",  # older Codex releases, as conversation_id
-)
-"""What clients and routers are seen to use, those made for routing first.
-
-llm-d's x-session-token is not among them: it names a pod, so that all its conversations would be one.
-"""
-SESSION_FIELDS: Final = (
-    "session_id",  # OpenRouter, docs "Prompt Caching"
-    "litellm_session_id",  # LiteLLM, docs "Session Logs"
-    "prompt_cache_key",  # OpenAI: requests with one key share a prefix and should land together
-    "conversation",  # OpenAI responses: an id or {"id": ...}
-    "conversation_id",
-    "routing_key",  # SGLang's /generate, and what its gateway puts into requests
-    "metadata.session_id",  # LiteLLM, docs "Agent iteration budgets"
-    "previous_response_id",
-)
-"""`user` and Anthropic's `metadata.user_id` are not among them: one user may hold many conversations.
-`previous_response_id` names a turn rather than a conversation; it comes last, and helps only a client that branches
-from one response again and again.
-"""
+    from extproc.core.features import FeatureSettings
 
 
-def canonical_header(name: str) -> str:
-    """One spelling for `X_Session_ID` and `x-session-id`: proxies rewrite the one to the other."""
+class Session(NamedTuple):
+    """A client's own name for its conversation. source: "header:<name>" or "body:<path>"."""
+
+    id: bytes
+    source: str
+
+
+def header_name(name: str) -> str:
+    """One spelling for `X_Session_ID` and `x-session-id`, since proxies rewrite the one to the other."""
     return name.strip().lower().replace("_", "-")
 
 
 def canonical_headers(headers: Mapping[str, str]) -> Mapping[str, str]:
-    """The same headers by their canonical names. headers: names in lower case."""
-    if any("_" in name for name in headers):
-        return {canonical_header(name): text for name, text in headers.items()}
-    return headers
+    """The headers by `header_name`; of two spellings of one header that which says something."""
+    if not any("_" in name for name in headers):
+        return headers
+    canonical: dict[str, str] = {}
+    for name, value in headers.items():
+        key = header_name(name)
+        if value.strip() or key not in canonical:
+            canonical[key] = value
+    return canonical
 
 
-def find_session(
-    headers: Mapping[str, str],
-    body: Mapping[str, Any] | None,
-    session_headers: Sequence[str],
-    session_fields: Sequence[str],
-    open_key: str | None = None,
-) -> tuple[str, str] | None:
-    """(id, source) of the first source that has a value, None if none has.
+def find_session(headers: Mapping[str, str], fields: Mapping[str, object], settings: FeatureSettings) -> Session | None:
+    """The first of the configured headers, then body fields, that holds an id.
 
-    headers, session_headers: by canonical names. session_fields: dotted paths into the body.
-    open_key: the body's field that is unfinished because the body is cut off; it is not looked at.
-    source: "header:<name>" or "body:<path>".
+    headers: with canonical names. An id is any scalar: 7, "7" and a header `7` are one id. Empty, blank and null mean
+    absent. An object stands for its "id" (the Responses API names a conversation either way).
     """
-    value: str | None
-    for name in session_headers:
-        if (text := headers.get(name)) is not None and (value := text.strip()):
-            return value, f"header:{name}"
-    if body:
-        for path in session_fields:
-            if (path in body or "." in path) and (value := _field(body, path, open_key)) is not None:
-                return value, f"body:{path}"
+    for name in settings.session_headers:
+        session_id = _id(headers.get(name))
+        if session_id:
+            return Session(session_id, f"header:{name}")
+    for path in settings.session_fields:
+        session_id = _id(_field(fields, path))
+        if session_id:
+            return Session(session_id, f"body:{path}")
     return None
 
 
-def _field(body: Mapping[str, Any], path: str, open_key: str | None) -> str | None:
-    if open_key is not None and open_key in (path, path.partition(".")[0]):
-        return None
-    value: Any = body.get(path)
-    if value is None and "." in path:
-        value = body
-        for step in path.split("."):
-            value = value.get(step) if isinstance(value, dict) else None
-    if isinstance(value, dict):
-        value = value.get("id")
+def tenant_of(headers: Mapping[str, str], settings: FeatureSettings) -> bytes:
+    """Whose request this is: the tenant header, else the credentials. Empty: nobody in particular.
+
+    It is only ever hashed. A tenant's name and an equal credential are two tenants.
+    """
+    if settings.tenant_header:
+        name = settings.tenant_header
+        tenant = _id(headers.get(name))
+        if tenant:
+            return b"tenant\x00" + tenant
+    for name in settings.credential_headers:
+        credential = _id(headers.get(name))
+        if credential:
+            return b"credential\x00" + credential
+    return b""
+
+
+def scalar_text(value: object) -> str | None:
+    """A JSON scalar as the text that stands for it; None for null, arrays and objects."""
+    if isinstance(value, str):
+        return value
     if isinstance(value, bool):
         return "true" if value else "false"
-    if isinstance(value, str | int | float):
-        return str(value).strip() or None
+    if isinstance(value, int | float):
+        try:
+            return str(value)
+        except ValueError:  # an integer of more digits than Python is willing to write
+            return hex(int(value))
     return None
+
+
+def _id(value: object) -> bytes:
+    text = scalar_text(value)
+    return text.strip().encode("utf-8", "surrogatepass") if text else b""
+
+
+def _field(fields: Mapping[str, object], path: str) -> object:
+    value: object = fields
+    for name in path.split("."):
+        if not isinstance(value, dict):
+            return None
+        value = value.get(name)
+    return value.get("id") if isinstance(value, dict) else value
