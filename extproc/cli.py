@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import dataclasses
-import json
 import os
 import sys
 from pathlib import Path
@@ -68,10 +66,7 @@ async def _run(config: Config, path: Path | None) -> None:
 
 
 def _check(args: argparse.Namespace) -> int:
-    document = dataclasses.asdict(configuration.load(args.config))
-    if document["features"]["secret"]:
-        document["features"]["secret"] = "(set)"
-    print(json.dumps(document, indent=2))
+    print(configuration.to_json(configuration.load(args.config)))
     return 0
 
 

@@ -10,7 +10,7 @@ import difflib
 import json
 import os
 import tomllib
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -61,17 +61,24 @@ _ADAPTER = TypeAdapter(Config)
 def load(path: str | Path | None = None, environment: Mapping[str, str] = os.environ) -> Config:
     """The configuration; without a file, defaults and environment. Raises ConfigError."""
     document = _read(Path(path)) if path is not None else {}
+    in_file = frozenset(document)
     variables = _overlay(document, environment)
     try:
         return _ADAPTER.validate_python(document)
     except ValidationError as error:
-        source = str(path) if path is not None else "defaults"
         raise ConfigError(
             [
-                f"{_origin(found['loc'], source, variables)}: {'.'.join(map(str, found['loc']))}: {_text(found)}"
+                f"{_origin(found['loc'], path, in_file, variables)}: {'.'.join(map(str, found['loc']))}: {_text(found)}"
                 for found in error.errors()
             ]
         ) from None
+
+
+def to_json(config: Config) -> str:
+    """All that holds, defaults and all; of a secret only that it is set."""
+    if config.features.secret:
+        config = replace(config, features=replace(config.features, secret="(set)"))
+    return _ADAPTER.dump_json(config, indent=2).decode()
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -107,19 +114,39 @@ def _value(text: str) -> Any:
     return text
 
 
-def _origin(key: tuple[int | str, ...], source: str, variables: Mapping[tuple[str, str], str]) -> str:
+def _origin(
+    key: tuple[int | str, ...],
+    path: str | Path | None,
+    in_file: frozenset[str],
+    variables: Mapping[tuple[str, str], str],
+) -> str:
     """Where a wrong value comes from; a rule over several keys of a section may have been broken by any of them."""
-    set_here = [name for path, name in variables.items() if path[: len(key)] == tuple(map(str, key[:2]))]
-    if not set_here:
-        return source
-    return set_here[0] if len(key) > 1 else ", ".join([source, *set_here])
+    section, *rest = map(str, key)
+    if rest and (section, rest[0]) in variables:
+        return variables[section, rest[0]]
+    set_here = [name for (of, _), name in variables.items() if of == section] if not rest else []
+    return ", ".join([str(path), *set_here] if section in in_file else set_here)
 
 
 def _text(found: Any) -> str:
-    if found["type"] != "unexpected_keyword_argument":
-        return str(found["msg"]).removeprefix("Value error, ")
-    *section, name = found["loc"]
+    match found["type"]:
+        case "unexpected_keyword_argument":
+            return _unknown(found["loc"])
+        case "dataclass_type" | "dict_type":
+            return "Input should be a table"
+        case "tuple_type":
+            return "Input should be an array"
+    return str(found["msg"]).removeprefix("Value error, ")
+
+
+def _unknown(key: tuple[int | str, ...]) -> str:
     sections = {each.name: each.default_factory for each in fields(Config)}
-    known = [each.name for each in fields(sections[section[0]])] if len(section) == 1 else list(sections)  # type: ignore[arg-type]
-    guess = difflib.get_close_matches(str(name), known, n=1) if len(section) < 2 else []
+    match key:
+        case [_]:
+            known = list(sections)
+        case [section, _]:
+            known = [each.name for each in fields(sections[section]) if each.init]  # type: ignore[arg-type,index]
+        case _:
+            known = []
+    guess = difflib.get_close_matches(str(key[-1]), known, n=1)
     return f"unknown key; did you mean {guess[0]}?" if guess else "unknown key"

@@ -93,8 +93,10 @@ class MembershipSettings:
             (Source.FILE, "file", self.file),
             (Source.DNS, "dns", self.dns),
         ):
-            if (source is self.source) != bool(value):
-                raise ValueError(f'source = "{source}" and {key} go together, but source is "{self.source}"')
+            if source is self.source and not value:
+                raise ValueError(f'source = "{source}" needs {key}')
+            if value and source is not self.source:
+                raise ValueError(f'{key} needs source = "{source}", but source is "{self.source}"')
         replicas_of(self.replicas)
         if self.dns:
             check_name(self.dns)

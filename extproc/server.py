@@ -58,7 +58,10 @@ class ServerSettings:
     keepalive_s: float = 10.0
 
     def __post_init__(self) -> None:
-        split_address(self.listen)
+        try:
+            split_address(self.listen)
+        except ValueError as error:
+            raise ValueError(f"listen: {error}") from None
         if not (self.max_message_bytes > 0 and self.keepalive_s > 0):
             raise ValueError("max_message_bytes and keepalive_s must be above 0")
         if not (self.notice_s >= 0 and self.drain_s >= 0):
