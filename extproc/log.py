@@ -38,3 +38,5 @@ def configure() -> None:
         )
     )
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
+    # Of a dead collector one line per lost batch is enough; it warns of each attempt, too.
+    logging.getLogger("opentelemetry.exporter").setLevel(logging.ERROR)

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 
 TICK_S: Final = 0.1
 FILE_POLL_S: Final = 1.0
-FLUSH_TIMEOUT_S: Final = 5.0
-"""For the last spans at the end: a collector that does not answer must not keep the process."""
 LIVE_SECTIONS: Final = frozenset({"membership", "features", "routing"})
 """What a reload changes under way; the others are addresses and connections, and need a restart."""
 
@@ -83,7 +81,8 @@ class Service:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            await self._flush()
+            if self._provider is not None:
+                await asyncio.to_thread(self._provider.shutdown)
 
     def _work(self) -> list[Coroutine[None, None, object]]:
         work: list[Coroutine[None, None, object]] = [self._membership.run(), self._tick(), self._watch_file()]
@@ -154,12 +153,3 @@ class Service:
 
     def _report(self, replica_id: str, engine: EngineLoad) -> None:
         self._router.set_load(replica_id, engine, monotonic())
-
-    async def _flush(self) -> None:
-        if self._provider is None:
-            return
-        try:
-            async with asyncio.timeout(FLUSH_TIMEOUT_S):
-                await asyncio.to_thread(self._provider.shutdown)
-        except TimeoutError:
-            log.warning("the last spans could not be delivered")

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 import time
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
+from opentelemetry.exporter.otlp.json.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, ConsoleSpanExporter, SpanExporter
@@ -34,6 +36,8 @@ if TYPE_CHECKING:
 SPAN_NAME: Final = "route"
 CONSOLE_DELAY_MS: Final = 200
 """A console is for people, and the batch processor's own 5 s look like nothing happens."""
+LAST_SPANS_TIMEOUT_S: Final = 2.0
+"""The SDK would wait 30 s, which is what Kubernetes gives a whole pod to end."""
 UNSAMPLED: Final = "-00"
 """How a `traceparent` ends whose trace nobody keeps (W3C Trace Context, 3.2.2.5)."""
 
@@ -50,8 +54,8 @@ class Exporter(StrEnum):
 class TelemetrySettings:
     """Spans.
 
-    exporter: "none", "console" (one JSON object per line on stdout) or "otlp" (gRPC; where to is said by the standard
-        OTEL_EXPORTER_OTLP_* variables).
+    exporter: "none", "console" (one JSON object per line on stdout) or "otlp" (JSON over HTTP, to
+        http://localhost:4318 or where the standard OTEL_EXPORTER_OTLP_* variables say).
     sample_ratio: of the requests that come without a trace of their own; OTEL_TRACES_SAMPLER overrides it. A request
         that has one is sampled as its trace is.
     service_name: OTEL_SERVICE_NAME overrides it.
@@ -66,6 +70,19 @@ class TelemetrySettings:
             raise ValueError("sample_ratio must be from 0 to 1")
 
 
+class BatchProcessor(BatchSpanProcessor):
+    """Exports from a thread of its own, and at the end does not wait long for a collector that may be dead."""
+
+    def shutdown(self) -> None:
+        impatience = threading.Timer(LAST_SPANS_TIMEOUT_S, self.span_exporter.shutdown)
+        impatience.daemon = True
+        impatience.start()
+        try:
+            super().shutdown()  # type: ignore[no-untyped-call]
+        finally:
+            impatience.cancel()
+
+
 def make_provider(settings: TelemetrySettings) -> TracerProvider | None:
     """None where no spans are wanted. Export runs in a thread of its own and drops what it can't deliver."""
     exporter: SpanExporter
@@ -74,12 +91,9 @@ def make_provider(settings: TelemetrySettings) -> TracerProvider | None:
             return None
         case Exporter.CONSOLE:
             exporter = ConsoleSpanExporter(out=sys.stdout, formatter=lambda span: span.to_json(indent=None) + "\n")
-            processor = BatchSpanProcessor(exporter, schedule_delay_millis=CONSOLE_DELAY_MS)
+            processor = BatchProcessor(exporter, schedule_delay_millis=CONSOLE_DELAY_MS)
         case Exporter.OTLP:
-            # Takes a second to import; the others need not wait for it.
-            from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter  # noqa: PLC0415
-
-            processor = BatchSpanProcessor(OTLPSpanExporter())
+            processor = BatchProcessor(OTLPSpanExporter())
     sampler = None if "OTEL_TRACES_SAMPLER" in os.environ else ParentBased(TraceIdRatioBased(settings.sample_ratio))
     name = os.environ.get("OTEL_SERVICE_NAME", settings.service_name)
     provider = TracerProvider(sampler=sampler, resource=Resource.create({"service.name": name}))
