@@ -48,4 +48,5 @@ test: lint ## everything but the real-vLLM suite
 test-fast: $(READY) ## without Envoy and Ray
 	$(RUN)/python -m pytest -m "not vllm and not e2e" $(ARGS)
 
+include make/compose.mk
 include make/vllm.mk

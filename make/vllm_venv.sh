@@ -42,7 +42,7 @@ import tomllib
 
 project = tomllib.load(open("pyproject.toml", "rb"))["project"]
 extras = project["optional-dependencies"]
-wanted = project["dependencies"] + extras["stack"] + extras["test"]
+wanted = project["dependencies"] + extras["fleet"] + extras["stack"] + extras["test"]
 print("\n".join(line for line in wanted if not line.startswith(project["name"])))
 PY
 )

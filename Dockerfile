@@ -1,0 +1,29 @@
+# Two images from one wheel: the router, and a Ray Serve node with the application.
+#
+#   docker build --target extproc -t prefix-affinity-router .
+#   docker build --target fleet -t prefix-affinity-fleet .
+FROM python:3.11-slim-bookworm AS wheel
+WORKDIR /source
+COPY pyproject.toml README.md LICENSE ./
+COPY extproc extproc
+COPY serve_app serve_app
+COPY envoy envoy
+RUN pip wheel --no-cache-dir --no-deps --wheel-dir /wheels .
+
+FROM python:3.11-slim-bookworm AS base
+ENV PYTHONUNBUFFERED=1
+RUN useradd --uid 1000 --create-home app
+
+FROM base AS extproc
+RUN --mount=type=bind,from=wheel,source=/wheels,target=/wheels pip install --no-cache-dir /wheels/*.whl
+COPY deploy/ready.py /opt/ready.py
+# A fresh volume takes its owner from here.
+RUN install --directory --owner=app /bootstrap
+USER 1000
+ENTRYPOINT ["extproc"]
+CMD ["serve"]
+
+FROM base AS fleet
+RUN --mount=type=bind,from=wheel,source=/wheels,target=/wheels \
+    for wheel in /wheels/*.whl; do pip install --no-cache-dir "$wheel[fleet]"; done
+USER 1000

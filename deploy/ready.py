@@ -1,0 +1,29 @@
+"""Health check of a container: exit status 0 where the router at ADDRESS knows its fleet.
+
+python ready.py ADDRESS
+"""
+
+from __future__ import annotations
+
+import sys
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+TIMEOUT_S = 2.0
+
+
+def main(address: str) -> int:
+    with grpc.insecure_channel(address) as channel:
+        try:
+            answer = health_pb2_grpc.HealthStub(channel).Check(
+                health_pb2.HealthCheckRequest(service="readiness"), timeout=TIMEOUT_S
+            )
+        except grpc.RpcError as error:
+            print(error, file=sys.stderr)
+            return 1
+    return 0 if answer.status == health_pb2.HealthCheckResponse.SERVING else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

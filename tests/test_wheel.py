@@ -1,0 +1,63 @@
+"""The wheel: what `pip install` brings, apart from the checkout."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from extproc import config as configuration
+from extproc.envoy_config import render
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel's content, unpacked."""
+    directory = tmp_path_factory.mktemp("wheel")
+    built = subprocess.run(
+        [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", directory],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert built.returncode == 0, built.stderr
+    (wheel,) = directory.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(directory / "site-packages")
+    return directory / "site-packages"
+
+
+def test_it_renders_the_bootstrap_by_itself(installed: Path, tmp_path: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(installed)}
+    command = "import sys, extproc; print(extproc.__file__); from extproc.cli import main; sys.exit(main())"
+    ran = subprocess.run(
+        [sys.executable, "-c", command, "envoy-config"],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    origin, _, bootstrap = ran.stdout.partition("\n")
+    assert Path(origin).is_relative_to(installed)
+    config = configuration.load(None, {})
+    assert bootstrap == render(config.envoy, config.server.listen, config.features.session_headers)
+    assert (installed / "extproc" / "_envoy" / "bootstrap.yaml").read_bytes() == (
+        ROOT / "envoy" / "bootstrap.yaml"
+    ).read_bytes()
+
+
+def test_it_holds_the_product_alone(installed: Path) -> None:
+    packages = {path.name for path in installed.iterdir() if not path.name.endswith(".dist-info")}
+    assert packages == {"extproc", "serve_app"}
+    (info,) = installed.glob("*.dist-info")
+    assert "extproc = extproc.cli:main" in (info / "entry_points.txt").read_text(encoding="utf-8")
