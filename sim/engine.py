@@ -65,8 +65,8 @@ class EngineModel:
 class Engine:
     """next_s: when its current stride ends, infinity while idle. busy_s: time spent in steps.
 
-    waiting: not admitted yet. prefilling: admitted, no token yet. preempted counts preemptions,
-    prompt_tokens and cached_tokens those of all admitted prompts.
+    waiting: not admitted yet. prefilling: admitted, no token yet. preempted: how often that happened.
+    prompt_tokens, cached_tokens: of all prompts admitted so far.
     """
 
     def __init__(self, model: EngineModel, block_tokens: int) -> None:
@@ -119,7 +119,7 @@ class Engine:
         blocks = turn.blocks[: self._whole_blocks(turn)]
         matched = self.cache.matched(blocks)
         for visit in (*self.prefilling, *self.waiting):
-            matched = max(matched, _common(blocks, visit.turn.blocks))
+            matched = max(matched, _common(blocks, visit.turn.blocks, self._whole_blocks(visit.turn)))
         return self._reusable(turn, matched)
 
     def outstanding_tokens(self, now_s: float) -> float:
@@ -297,9 +297,9 @@ class Engine:
         return min(matched, self._whole_blocks(turn)) * self.block_tokens
 
 
-def _common(blocks: Sequence[int], other: Sequence[int]) -> int:
-    """Length of the common beginning. The hashes are chained, so one that agrees vouches for all before it."""
-    low, high = 0, min(len(blocks), len(other))
+def _common(blocks: Sequence[int], other: Sequence[int], limit: int) -> int:
+    """How many of the first `limit` agree. The hashes are chained, so one that does vouches for all before it."""
+    low, high = 0, min(len(blocks), len(other), limit)
     if not high or blocks[0] != other[0]:
         return 0
     while low < high:

@@ -6,6 +6,7 @@ paper (FAST '25): https://github.com/kvcache-ai/Mooncake, directory FAST25-relea
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 from typing import TYPE_CHECKING, Final
@@ -33,14 +34,16 @@ def read(path: Path, speedup: float = 1.0, seed: int = 0) -> Workload:
                 continue
             try:
                 row = json.loads(line)
-                rows.append((float(row["timestamp"]), int(row["input_length"]), int(row["output_length"]), row["hash_ids"]))
+                rows.append(
+                    (float(row["timestamp"]), int(row["input_length"]), int(row["output_length"]), row["hash_ids"])
+                )
             except (ValueError, KeyError, TypeError) as error:
                 raise ValueError(f"{path}, line {number}: {error!r}") from error
     if not rows:
         raise ValueError(f"{path} holds no requests")
     rng = random.Random(seed)
     times = sorted({row[0] for row in rows})
-    widths = {at: later - at for at, later in zip(times, times[1:], strict=False)}
+    widths = {at: later - at for at, later in itertools.pairwise(times)}
     turns = []
     for at_ms, prompt_tokens, output_tokens, hash_ids in rows:
         transcript = Transcript(BLOCK_TOKENS)

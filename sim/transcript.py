@@ -12,7 +12,7 @@ from typing import Final
 from blake3 import blake3
 
 from extproc.core.api import Api
-from extproc.core.features import TURNLESS_KEY_LIMIT_BYTES, Features, FeatureSettings
+from extproc.core.features import OPENING_LIMIT_BYTES, PLAIN_OPENING_BYTES, Features
 from extproc.core.ladder import FIRST_RUNG_BYTES, SIGNATURE_BYTES, Rung
 
 BYTES_PER_TOKEN: Final = 4
@@ -53,7 +53,7 @@ class Transcript:
 
     def end_opening(self) -> None:
         """The first user turn ends here."""
-        self._opening = self._rung(min(self.tokens * BYTES_PER_TOKEN, FeatureSettings().opening_limit_bytes))
+        self._opening = self._rung(min(self.tokens * BYTES_PER_TOKEN, OPENING_LIMIT_BYTES))
 
     def features(self, session: int | None = None) -> Features:
         """What `extproc.core.features.extract` would find. session: the client's own id, None where it gives none."""
@@ -66,7 +66,7 @@ class Transcript:
         if session is not None:
             key, source = blake3(b"session %d" % session).digest(length=SIGNATURE_BYTES), "header:x-session-id"
         else:
-            below = [rung for rung in ladder if rung.offset_bytes <= TURNLESS_KEY_LIMIT_BYTES]
+            below = [rung for rung in ladder if rung.offset_bytes <= PLAIN_OPENING_BYTES]
             key, source = (self._opening or (below or ladder)[-1 if below else 0]).signature, "prompt"
         return Features(
             api=Api.CHAT if self._opening else Api.COMPLETIONS,

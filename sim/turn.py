@@ -18,7 +18,7 @@ class Turn:
     """A request, the same for every policy.
 
     at_s: when it is sent; of a turn that follows another one: how long after that one's end (`then`).
-    blocks: chained hashes of the whole blocks of the prompt and, where known, of the answer.
+    blocks: chained hashes of the whole blocks of the prompt and, where known, of the answer and what will follow it.
     number: 0 for a conversation's first turn.
     """
 

@@ -4,7 +4,7 @@ choices samples the same figure."""
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from sim.policies.policy import Policy
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class LeastInFlight(Policy):
-    name: ClassVar[str] = "least_in_flight"
+    name = "least_in_flight"
 
     def __init__(self, seed: int = 0) -> None:
         self._random = random.Random(seed)

@@ -6,17 +6,22 @@ that costs the next.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Final
 
 from sim.policies.policy import Policy
 
 if TYPE_CHECKING:
     from sim.turn import Visit
 
+TIE_DIGITS: Final = 3
+"""Waits that agree to the millisecond are equal; then the replica with fewer requests in flight gets it."""
+
 
 class Omniscient(Policy):
-    name: ClassVar[str] = "omniscient"
+    name = "omniscient"
 
     def choose(self, visit: Visit, now_s: float) -> int:
-        waits = [engine.expected_ttft_s(visit.turn, now_s) for engine in self.engines]
+        waits = [
+            (round(engine.expected_ttft_s(visit.turn, now_s), TIE_DIGITS), engine.in_flight) for engine in self.engines
+        ]
         return waits.index(min(waits))

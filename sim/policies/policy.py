@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -17,7 +17,7 @@ class Policy:
     state_entries: what it remembers, in entries of its own kind; 0 for one without memory.
     """
 
-    name: ClassVar[str]
+    name: str
     engines: Sequence[Engine]
 
     def start(self, engines: Sequence[Engine]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from sim.policies.policy import Policy
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class RoundRobin(Policy):
-    name: ClassVar[str] = "round_robin"
+    name = "round_robin"
 
     def __init__(self) -> None:
         self._next = 0
