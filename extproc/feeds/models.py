@@ -35,7 +35,9 @@ class WithModels:
     async def read(self) -> Sequence[Replica]:
         replicas = await self._feed.read()
         ids = {replica.id for replica in replicas}
-        self._models = {id_: models for id_, models in self._models.items() if id_ in ids}
+        for gone in self._models.keys() - ids:
+            del self._models[gone]
+            self._unasked_looks.pop(gone, None)
         await asyncio.gather(*(self._ask(replica) for replica in replicas if not replica.models))
         return [
             replica if replica.models else replace(replica, models=self._models.get(replica.id, frozenset()))
