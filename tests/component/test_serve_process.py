@@ -148,6 +148,58 @@ def test_a_good_configuration_is_taken_in_and_a_bad_one_refused(serving: Serving
     wait_until(lambda: serving.route() == "10.0.0.9:8000", "the new fleet is in force")
 
 
+class Replica:
+    """A replica that only knows how it feels: `status` is its answer to every probe."""
+
+    def __init__(self) -> None:
+        replica = self
+        self.status = 200
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_GET(self) -> None:
+                self.send_response(replica.status)
+                self.send_header("content-length", "0")
+                self.end_headers()
+
+            def log_message(self, format: str, *args: object) -> None:
+                pass
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.server.daemon_threads = True
+        self.endpoint = f"127.0.0.1:{self.server.server_port}"
+
+    def __enter__(self) -> Replica:
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.server.shutdown()
+        self.server.server_close()
+
+
+def test_a_replica_that_is_unwell_is_left_and_found_again(tmp_path: Path) -> None:
+    health = {"health": {"probe_s": 0.1, "timeout_s": 1.0}}
+    with Replica() as one, Replica() as two, Serving(tmp_path, health) as serving:
+        serving.fleet(one.endpoint, two.endpoint)
+        serving.wait_for("ready")
+        session = {"x-session-id": "mine"}
+        home = serving.route(**session)
+        sick, other = (one, two) if home == one.endpoint else (two, one)
+
+        sick.status = 503
+        wait_until(lambda: serving.route(**session) == other.endpoint, "the session has left its home")
+        assert {serving.route() for _ in range(8)} == {other.endpoint}
+
+        other.status = 503  # none is well: better an unwell one than none
+        wait_until(lambda: len(serving.events("replica unwell")) == 2, "both are unwell")
+        assert serving.route() in {one.endpoint, two.endpoint}
+
+        one.status = two.status = 200
+        wait_until(lambda: {serving.route() for _ in range(8)} == {one.endpoint, two.endpoint}, "both are used again")
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_it_ends_gracefully(serving: Serving, number: signal.Signals) -> None:
     serving.fleet("10.0.0.1:8000")
