@@ -166,11 +166,22 @@ def _total(page: bytes, name: str, at_most: float) -> float | None:
 
 
 def _capacity_tokens(page: bytes) -> int | None:
-    total = 0
-    for line in _lines(page, CACHE_CONFIG):
-        size, count = (re.search(rb'[{,]%s="(\d{1,9})"' % label, line) for label in (b"block_size", b"num_gpu_blocks"))
-        if size and count:
-            total += int(size[1]) * int(count[1])
+    """All engines' caches together.
+
+    `kv_cache_size_tokens` is each engine's own, and right for hybrid models, whose requests take blocks of several
+    groups. Where it is not told, blocks times their size stand in: of all engines together, on the line of each
+    (vllm/v1/engine/core_client.py sums `num_gpu_blocks` and says so).
+    """
+    lines = _lines(page, CACHE_CONFIG)
+    own = [size for line in lines if (size := _label(line, b"kv_cache_size_tokens"))]
+    products = [_label(line, b"block_size") * _label(line, b"num_gpu_blocks") for line in lines]
+    total = sum(own) or max(products, default=0)
     if total > MAX_TOKENS:
         raise BadPage(f"{CACHE_CONFIG}: a cache of {total} tokens can't be")
     return total or None
+
+
+def _label(line: bytes, name: bytes) -> int:
+    """A label's whole number; 0 where it has none."""
+    found = re.search(rb'[{,]%s="(\d{1,18})"' % name, line)
+    return int(found[1]) if found else 0
