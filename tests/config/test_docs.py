@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter
 
-from extproc.config import Config
+from extproc.config import Config, load
 from extproc.feeds.static import StaticReplica
 from extproc.service import LIVE_SECTIONS
 
@@ -46,3 +46,18 @@ def test_every_key_is_there_with_its_default(name: str) -> None:
     said = {key: tomllib.loads(f"x = {value}")["x"] if value else None for key, value, _ in ROW.findall(text)}
     assert said == {field.name: _default(field) for field in fields(CLASSES[name]) if field.init}
     assert len(said) == text.count("\n| `"), "a row that was not understood"
+
+
+README = PAGE.parent.parent / "README.md"
+EXAMPLES = re.findall(r"^```toml\n(.*?)^```", README.read_text(encoding="utf-8"), re.M | re.S)
+
+
+def test_the_readme_has_examples() -> None:
+    assert len(EXAMPLES) >= 2
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_every_example_is_a_valid_configuration(example: str, tmp_path: Path) -> None:
+    file = tmp_path / "router.toml"
+    file.write_text(example, encoding="utf-8")
+    assert load(file, {}) != Config()
