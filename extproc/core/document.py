@@ -9,6 +9,7 @@ only: at worst a value that was just complete is not used.
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,12 @@ if TYPE_CHECKING:
 
 # Python's own reader takes about 10 ms for this much; it is asked only about documents that jiter refuses.
 _SLOW_READER_LIMIT_BYTES = 1 << 20
+
+# JavaScript spells a text that was cut within an emoji so, and jiter refuses it. Of a head the part before it is read.
+_LONE_SURROGATE = re.compile(
+    rb"\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])"
+    rb"|(?<!\\u[dD][89abAB][0-9a-fA-F]{2})\\u[dD][c-fC-F][0-9a-fA-F]{2}"
+)
 
 
 def last_key(fields: Mapping[str, object]) -> str | None:
@@ -57,13 +64,15 @@ def read_document(body: bytes, truncated: bool) -> Document | None:
         except ValueError as error:
             if not str(error).startswith("EOF"):
                 return _read_as_engines_do(body)
-    try:
-        # Of two equal keys the later counts, but it keeps the earlier one's place, and then what stands last
-        # would not be what was cut.
-        root = jiter.from_json(body, partial_mode="trailing-strings", catch_duplicate_keys=True)
-    except ValueError:
-        return None
-    return _document(root, open_=True)
+    for head in (body, _LONE_SURROGATE.split(body, maxsplit=1)[0]):
+        try:
+            # Of two equal keys the later counts, but it keeps the earlier one's place, and then what stands last
+            # would not be what was cut.
+            root = jiter.from_json(head, partial_mode="trailing-strings", catch_duplicate_keys=True)
+        except ValueError:
+            continue
+        return _document(root, open_=True)
+    return None
 
 
 def _read_as_engines_do(body: bytes) -> Document | None:

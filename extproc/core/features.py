@@ -42,10 +42,12 @@ _UNSEEN_LIMIT_BYTES = 1 << 20
 class FeatureSettings:
     """What of a request names its conversation, its tenant and its prompt.
 
-    session_headers: looked up first, in this order; spelled with `-`, and `_` in a request is the same.
+    session_headers: looked up first, in this order, those made for routing in front; spelled with `-`, and `_` in a
+        request is the same.
     session_fields: body fields looked up next, dotted. `user` and Anthropic's `metadata.user_id` are not among
         them: they name a person, whose many conversations would all go to one replica. `previous_response_id`
-        is the last resort: it changes each turn, but a retry of one turn stays where it was.
+        is the last resort: it changes each turn, but a retry of one turn stays where it was. llm-d's x-session-token
+        is left out as well: it names a pod.
     tenant_header: names the tenant; equal session ids of two tenants are two sessions. "": not used.
     credential_headers: stand for the tenant where that header is absent (hashed, never kept). Clients whose
         tokens rotate should send a tenant header, or this should be empty.
@@ -65,21 +67,28 @@ class FeatureSettings:
     """
 
     session_headers: tuple[str, ...] = (
-        "x-session-id",  # the common spelling: OpenRouter, LiteLLM, opencode; vLLM's router
-        "session-id",  # Codex CLI (`session_id` in its older versions)
-        "x-conversation-id",
+        "x-session-id",  # Ray Serve (RAY_SERVE_SESSION_ID_HEADER_KEY), OpenRouter, opencode
+        "x-smg-routing-key",  # SGLang's and SMG's policies `manual` and `consistent_hashing`
+        "x-dynamo-session-id",  # NVIDIA Dynamo
         "x-session-affinity",  # Cloudflare Workers AI, Fireworks, opencode
-        "x-claude-code-session-id",  # Claude Code
-        "x-openwebui-chat-id",  # Open WebUI
+        "x-claude-code-session-id",  # Claude Code ("Gateway protocol reference" in its docs)
         "x-litellm-session-id",  # LiteLLM
+        "x-openwebui-chat-id",  # Open WebUI with ENABLE_FORWARD_USER_INFO_HEADERS
+        "x-opencode-session",  # opencode's own providers
+        "thread-id",  # Codex CLI: each agent of a session has a thread, and so a context, of its own
+        "session-id",  # Codex CLI (`session_id` in its older versions)
+        "x-conversation-id",  # LibreChat's examples with {{LIBRECHAT_BODY_CONVERSATIONID}}
+        "conversation-id",  # Codex CLI's older versions, as `conversation_id`
         "x-prompt-cache-key",
     )
     session_fields: tuple[str, ...] = (
-        "session_id",
+        "session_id",  # OpenRouter
+        "litellm_session_id",  # LiteLLM
         "prompt_cache_key",  # OpenAI
         "conversation",  # OpenAI's Responses API: an id, or an object with one
         "conversation_id",
-        "metadata.session_id",
+        "routing_key",  # SGLang
+        "metadata.session_id",  # LiteLLM
         "metadata.conversation_id",
         "previous_response_id",
     )

@@ -144,7 +144,7 @@ class _Writer:
             tools_open = name == document.open_key
             for tool in _settled_items(document.fields.get(name), tools_open):
                 has_system = True
-                self._pieces += (_AHEAD, "tool", _UNIT, self._json(tool))
+                self._pieces += (_AHEAD, "tool", _UNIT, self._json(_without_cache_mark(tool)))
             if tools_open:
                 return Prompt(self._stream())
 
@@ -223,8 +223,7 @@ class _Writer:
         if open_:
             return False
         if kind in _WRITTEN_PARTS:
-            seen = {name: value for name, value in part.items() if name != "cache_control"}
-            self._pieces += (_EXTRA, self._json(seen))
+            self._pieces += (_EXTRA, self._json(_without_cache_mark(part)))
         else:
             self._pieces += (_MEDIA, self._text_or_json(kind), _UNIT, _content_digest(part))
         return True
@@ -265,9 +264,10 @@ class _Writer:
 
 def _turns(document: Document, turns_field: str, system_field: str | None) -> Iterator[tuple[dict[str, object], bool]]:
     """The turns, and of each whether it is cut off. A text in the place of turns is one turn of the user."""
-    if system_field is not None and document.fields.get(system_field):
-        system_open = system_field == document.open_key
-        yield {"role": "system", "content": document.fields[system_field]}, system_open
+    if system_field is not None:
+        system, system_open = document.fields.get(system_field), system_field == document.open_key
+        if system:
+            yield {"role": "system", "content": system}, system_open
         if system_open:
             return
     turns = document.fields.get(turns_field)
@@ -299,6 +299,13 @@ def _role(turn: dict[str, object], open_: bool) -> str | None:
     if isinstance(kind, str) and cut != "type" and (kind in _ROLE_OF_TYPE or not open_):
         return _ROLE_OF_TYPE.get(kind, kind)
     return None if open_ else ""
+
+
+def _without_cache_mark(value: object) -> object:
+    """Anthropic's marks move on with each turn, and no template renders them."""
+    if isinstance(value, dict) and "cache_control" in value:
+        return {name: field for name, field in value.items() if name != "cache_control"}
+    return value
 
 
 def _settled_items(items: object, open_: bool) -> list[object]:

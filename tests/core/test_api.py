@@ -1,4 +1,4 @@
-"""The dialect is told by the path's end."""
+"""The dialect is told by the path's end, or by the body where all share one path."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from extproc.core.api import Api, api_of
         ("/v1/completions", Api.COMPLETIONS),
         ("/v1/responses", Api.RESPONSES),
         ("/v1/embeddings", Api.EMBEDDINGS),
-        ("/pooling", Api.EMBEDDINGS),
         ("/v1/messages", Api.MESSAGES),
         ("/v1/chat/completions/", Api.CHAT),
         ("/v1/chat/completions?timeout=5", Api.CHAT),
@@ -30,4 +29,13 @@ from extproc.core.api import Api, api_of
     ],
 )
 def test_path(path: str, api: Api) -> None:
-    assert api_of(path) is api
+    assert api_of("POST", path, {}) is api
+    assert api_of("GET", path, {}) is Api.OTHER, "only a POST carries a prompt"
+
+
+@pytest.mark.parametrize(
+    ("field", "api"),
+    [("messages", Api.CHAT), ("prompt", Api.COMPLETIONS), ("input", Api.EMBEDDINGS), ("model", Api.OTHER)],
+)
+def test_one_path_for_all_is_told_by_the_body(field: str, api: Api) -> None:
+    assert api_of("POST", "/invocations", {field: "x"}) is api

@@ -7,7 +7,7 @@ from blake3 import blake3
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.core.ladder import ladder, offsets
+from extproc.core.ladder import climb, scope_key
 
 KEY = bytes(range(32))
 STREAM = bytes(index * 7 % 251 for index in range(5000))
@@ -25,8 +25,10 @@ GOLDEN = [
     ("length", "boundaries", "expected"),
     [
         (0, [], []),
-        (1, [], [1]),
-        (511, [], [511]),
+        (1, [], []),
+        (511, [], []),
+        (511, [511], [511]),
+        (300, [0, 400], []),
         (512, [], [512]),
         (1023, [], [512]),
         (1024, [], [512, 1024]),
@@ -36,18 +38,18 @@ GOLDEN = [
     ],
 )
 def test_offsets(length: int, boundaries: list[int], expected: list[int]) -> None:
-    assert offsets(length, boundaries) == expected
+    assert [rung.offset_bytes for rung in climb(bytes(length), boundaries, KEY)] == expected
 
 
 def test_a_long_prompt_has_few_rungs() -> None:
-    assert len(offsets(64 * 1024 * 1024, [])) == 18
+    assert len(climb(bytes(64 * 1024 * 1024), [], KEY)) == 18
 
 
 @given(st.binary(max_size=3000), st.binary(max_size=3000), st.sets(st.integers(1, 3000), max_size=3))
 def test_two_prompts_share_the_rungs_up_to_where_they_part(one: bytes, two: bytes, boundaries: set[int]) -> None:
     common = b"same " * 150
     ladders = [
-        {rung.offset_bytes: rung.signature for rung in ladder(stream, KEY, {b for b in boundaries if b <= len(stream)})}
+        {rung.offset_bytes: rung.signature for rung in climb(stream, boundaries, KEY)}
         for stream in (common + one, common + two)
     ]
     parted = len(common) + next(
@@ -58,15 +60,23 @@ def test_two_prompts_share_the_rungs_up_to_where_they_part(one: bytes, two: byte
 
 
 def test_a_rung_is_the_keyed_hash_of_the_beginning() -> None:
-    for rung in ladder(STREAM, KEY, [700]):
+    for rung in climb(STREAM, [700], KEY):
         assert rung.signature == blake3(STREAM[: rung.offset_bytes], key=KEY).digest(length=16)
 
 
 def test_no_rung_is_shared_between_scopes() -> None:
-    one, two = (ladder(STREAM, key, [700]) for key in (KEY, bytes(32)))
+    one, two = (climb(STREAM, [700], key) for key in (KEY, bytes(32)))
     assert not {rung.signature for rung in one} & {rung.signature for rung in two}
 
 
 def test_golden_signatures() -> None:
     """A change of these moves every conversation of every fleet: it needs a reason and a line in the changelog."""
-    assert [(rung.offset_bytes, rung.signature.hex()) for rung in ladder(STREAM, KEY, [700])] == GOLDEN
+    assert [(rung.offset_bytes, rung.signature.hex()) for rung in climb(STREAM, [700], KEY)] == GOLDEN
+
+
+def test_scopes_count_by_place_and_length() -> None:
+    keys = {
+        scope_key(*parts) for parts in (("", b"ab", b"c"), ("", b"a", b"bc"), ("", b"", b"abc"), ("s", b"ab", b"c"))
+    }
+    assert len(keys) == 4
+    assert scope_key("", b"prefix", b"m1").hex() == "fcf940169dcf6c4964aec68f1150a29aa9f946691ac63fa239c02f6f4d60c369"

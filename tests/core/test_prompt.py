@@ -6,20 +6,31 @@ import itertools
 import json
 from typing import Any
 
-import jiter
 import pytest
 
 from extproc.core.api import Api
-from extproc.core.features import VOLATILE, FeatureSettings, extract
-from extproc.core.prompt import Prompt, render
+from extproc.core.document import Document, read_document
+from extproc.core.features import FeatureSettings, extract
+from extproc.core.mask import SPANS, Mask
+from extproc.core.prompt import Prompt, canonical_prompt
 from tests.support.bodies import BODIES, CHAT, MANUAL, MESSAGES, PICTURE, TOOLS, head_of, post
 
 USER = {"role": "user", "content": "Which hub?"}
 SYSTEM = {"role": "system", "content": "You mend bicycles."}
 
 
-def prompt_of(api: str, schemas: bool = False, /, **body: Any) -> Prompt:
-    prompt = render(Api(api), json.loads(json.dumps(body)), cut=False, mask=None, schemas=schemas)
+DEFAULT = FeatureSettings().template_fields
+UNMASKED = Mask(())
+WITH_SCHEMA = (*DEFAULT, "response_format")
+
+
+def read(api: str, body: bytes, *, truncated: bool = False, fields: tuple[str, ...] = DEFAULT) -> Prompt | None:
+    document = read_document(body, truncated)
+    return canonical_prompt(Api(api), document, fields, UNMASKED) if document is not None else None
+
+
+def prompt_of(api: str, fields: tuple[str, ...] = DEFAULT, /, **body: Any) -> Prompt:
+    prompt = read(api, json.dumps(body).encode(), fields=fields)
     assert prompt is not None
     return prompt
 
@@ -29,7 +40,9 @@ def chat(*turns: Any, **fields: Any) -> Prompt:
 
 
 def test_the_stream_is_in_the_order_of_a_chat_template() -> None:
-    prompt = prompt_of("chat", True, messages=[SYSTEM, USER], tools=TOOLS, documents=["d"], response_format={"a": 1})
+    prompt = prompt_of(
+        "chat", WITH_SCHEMA, messages=[SYSTEM, USER], tools=TOOLS, documents=["d"], response_format={"a": 1}
+    )
     places = [
         prompt.stream.index(part) for part in (b'["d"]', b'{"a":1}', b"find_frame", b"order_spokes", b"mend", b"hub")
     ]
@@ -60,6 +73,7 @@ def test_a_dialogue_that_grows_only_appends() -> None:
 
 
 SAME: dict[str, tuple[Prompt, Prompt]] = {
+    "developer, as OpenAI now calls the system": (chat(SYSTEM, USER), chat({**SYSTEM, "role": "developer"}, USER)),
     "text or one text part": (chat(USER), chat({"role": "user", "content": [{"type": "text", "text": "Which hub?"}]})),
     "one text or two": (
         chat({"role": "user", "content": "a\nb"}),
@@ -139,7 +153,6 @@ def test_what_is_the_same_prompt(what: str) -> None:
 OTHER: dict[str, tuple[Prompt, Prompt]] = {
     "text": (chat(USER), chat({"role": "user", "content": "Which rim?"})),
     "role": (chat(USER), chat({"role": "assistant", "content": "Which hub?"})),
-    "developer": (chat(SYSTEM, USER), chat({**SYSTEM, "role": "developer"}, USER)),
     "name": (chat(USER), chat({**USER, "name": "ada"})),
     "where a turn ends": (
         chat(USER, {"role": "user", "content": "x"}),
@@ -184,7 +197,7 @@ def test_what_is_another_prompt(what: str) -> None:
 
 def test_schemas_count_where_the_template_renders_them() -> None:
     plain, with_schema = (
-        prompt_of("chat", True, messages=[SYSTEM, USER], **fields)
+        prompt_of("chat", WITH_SCHEMA, messages=[SYSTEM, USER], **fields)
         for fields in ({}, {"response_format": {"type": "json_object"}})
     )
     assert plain.stream != with_schema.stream
@@ -197,12 +210,13 @@ def test_a_picture_weighs_little_whatever_its_size() -> None:
 
 def test_token_ids_are_four_bytes_each_and_none_is_refused() -> None:
     assert len(prompt_of("completions", prompt=list(range(1000))).stream) == 4000
-    assert len(prompt_of("completions", prompt=[-1, 2**32, 10**30]).stream) == 12
+    for odd in (-1, 2**32, 10**30, 1.5, True, None):
+        assert prompt_of("completions", prompt=[7, odd]).stream != prompt_of("completions", prompt=[7, 8]).stream
 
 
 @pytest.mark.parametrize("body", [{}, {"messages": []}, {"messages": None}, {"prompt": "x"}])
 def test_a_chat_without_messages_has_no_prompt(body: dict[str, Any]) -> None:
-    assert render(Api.CHAT, body, cut=False, mask=None, schemas=False) is None
+    assert canonical_prompt(Api.CHAT, Document(body), DEFAULT, UNMASKED) is None
 
 
 @pytest.mark.parametrize("escaped", [False, True], ids=["utf-8", "escapes"])
@@ -211,14 +225,12 @@ def test_every_head_shows_the_beginning_of_the_whole(name: str, escaped: bool) -
     """Cut at every byte: inside keys, escapes, surrogate pairs, characters and numbers."""
     dialect, document = BODIES[name]
     body = post(dialect, document, escaped=escaped).body
-    api = Api(dialect)
-    whole = render(api, json.loads(body), cut=False, mask=None, schemas=False)
+    whole = read(dialect, body)
     assert whole is not None
     reached = 0
     for end in range(1, len(body) + 1):
-        head = jiter.from_json(body[:end], partial_mode="trailing-strings")
-        cut = render(api, head, cut=True, mask=None, schemas=False)
-        if cut is None or (name.endswith("last") and not _ahead_of_turns(document) <= head.keys()):
+        cut = read(dialect, body[:end], truncated=True)
+        if cut is None or (name.endswith("last") and not _reaches_what_comes_first(document, body[:end])):
             continue  # a head can't know what stands behind it
         assert whole.stream.startswith(cut.stream), f"cut at {end}"
         assert cut.system_end in (None, whole.system_end), f"cut at {end}"
@@ -227,24 +239,22 @@ def test_every_head_shows_the_beginning_of_the_whole(name: str, escaped: bool) -
     assert reached > 0.5 * len(whole.stream)
 
 
-def _ahead_of_turns(document: dict[str, Any]) -> set[str]:
-    return {"system", "instructions", "tools"} & document.keys()
+def _reaches_what_comes_first(document: dict[str, Any], head: bytes) -> bool:
+    seen = read_document(head, truncated=True)
+    return seen is not None and {"system", "tools"} & document.keys() <= seen.fields.keys()
 
 
 def test_a_mark_that_is_cut_off_is_no_boundary() -> None:
     """`"role":"dev` may become one more leading system message, and tools are not all there is before the turns."""
     body = post("chat", {"tools": TOOLS, "messages": [SYSTEM, {"role": "developer", "content": "Metric."}, USER]}).body
-    whole = render(Api.CHAT, json.loads(body), cut=False, mask=None, schemas=False)
     for mark in (b'"messages"', b"developer", b"eloper", b'"role": "user"', b"ser"):
-        head = jiter.from_json(body[: body.rindex(mark)], partial_mode="trailing-strings")
-        cut = render(Api.CHAT, head, cut=True, mask=None, schemas=False)
-        assert whole is not None
+        cut = read("chat", body[: body.rindex(mark)], truncated=True)
         assert cut is not None
         assert cut.system_end is None
 
 
 def test_masked_spans_are_no_part_of_the_prompt() -> None:
-    settings = FeatureSettings(mask=("date", "time", "uuid", r"build-\d+"))
+    settings = FeatureSettings(mask=("date", "time", "uuid"), mask_patterns=(r"build-\d+",))
 
     def ask(system: str) -> Any:
         return extract(post("chat", {"messages": [{"role": "system", "content": system}, USER]}), settings)
@@ -255,7 +265,7 @@ def test_masked_spans_are_no_part_of_the_prompt() -> None:
     assert ask(MANUAL + "2026-11-02") != ask(MANUAL + "tomorrow")
 
 
-@pytest.mark.parametrize("span", VOLATILE)
+@pytest.mark.parametrize("span", SPANS)
 def test_a_span_that_the_head_cuts_in_two_leaves_the_key_alone(span: str) -> None:
     example = {"date": "2026-11-02", "time": "09:30:00.123456789 AM", "uuid": "01234567-89ab-cdef-0123-456789abcdef"}[
         span

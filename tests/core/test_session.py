@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from extproc.core.features import Features, FeatureSettings, extract
-from extproc.core.session import SESSION_FIELDS, SESSION_HEADERS
 from tests.support.bodies import head_of, post
 
 SETTINGS = FeatureSettings()
@@ -21,14 +20,14 @@ def ask(
     return extract(post(api, {"model": "m1", "messages": TURNS, "input": "hello", **fields}, headers), settings)
 
 
-@pytest.mark.parametrize("name", SESSION_HEADERS)
+@pytest.mark.parametrize("name", SETTINGS.session_headers)
 def test_every_header_of_the_default_list(name: str) -> None:
     assert ask({name: "s-1"}).conversation_source == f"header:{name}"
     assert ask({name: "s-1"}).conversation_key == ask({"x-session-id": "s-1"}).conversation_key
     assert ask({name.replace("-", "_"): "s-1"}).conversation_source == f"header:{name}"
 
 
-@pytest.mark.parametrize("path", SESSION_FIELDS)
+@pytest.mark.parametrize("path", SETTINGS.session_fields)
 def test_every_field_of_the_default_list(path: str) -> None:
     value: Any = "s-1"
     for step in reversed(path.split(".")):
@@ -81,7 +80,6 @@ def test_a_configured_list_replaces_the_default_one_in_any_spelling() -> None:
     assert ask({"x-chat-id": "s"}, settings).conversation_source == "header:x-chat-id"
     assert ask({"x-session-id": "s"}, settings).conversation_source == "prompt"
     assert ask(settings=settings, a={"b": {"c": "s"}}).conversation_source == "body:a.b.c"
-    assert ask(settings=settings, **{"a.b.c": "s"}).conversation_source == "body:a.b.c"
     assert ask(settings=settings, a={"b": "s"}).conversation_source == "prompt"
 
 
@@ -97,7 +95,7 @@ def test_a_session_in_a_header_counts_where_the_body_says_nothing() -> None:
         assert extract(request, SETTINGS).conversation_source == "header:x-session-id"
 
 
-@pytest.mark.parametrize("name", ["x-tenant-id", "X_TENANT_ID", "authorization", "x-api-key"])
+@pytest.mark.parametrize("name", ["x-tenant-id", "X_TENANT_ID", "authorization", "x-api-key", "api-key"])
 def test_equal_ids_of_two_tenants_never_meet(name: str) -> None:
     one, two = ({name.lower(): tenant, "x-session-id": "s"} for tenant in ("Bearer a", "Bearer b"))
     assert ask(one).conversation_key != ask(two).conversation_key
@@ -121,11 +119,22 @@ def test_an_id_that_is_cut_off_is_not_taken_for_another() -> None:
     whole = extract(request, SETTINGS)
     keys = {extract(head_of(request, end), SETTINGS).conversation_key for end in range(len(request.body))}
     assert keys - {None, whole.conversation_key} == set()
-    dotted = post("chat", {"metadata.session_id": "session-12", "messages": TURNS})
-    cut_inside = dotted.body.index(b"session-12") + len("session-1")
-    assert extract(head_of(dotted, cut_inside), SETTINGS).conversation_source is None
+    nested = post("chat", {"metadata": {"session_id": "session-12"}, "messages": TURNS})
+    cut_inside = nested.body.index(b"session-12") + len("session-1")
+    assert extract(head_of(nested, cut_inside), SETTINGS).conversation_source is None
 
 
 def test_ids_are_not_kept() -> None:
     features = ask({"x-session-id": "secret-id", "authorization": "Bearer secret-token"})
     assert "secret" not in json.dumps(repr(features))
+
+
+def test_a_tenant_and_an_equal_credential_are_two() -> None:
+    tenant, credential = ({name: "t", "x-session-id": "s"} for name in ("x-tenant-id", "authorization"))
+    assert ask(tenant).conversation_key != ask(credential).conversation_key
+
+
+def test_of_two_spellings_of_one_header_that_counts_which_says_something() -> None:
+    assert (
+        ask({"x-session-id": "s", "x_session_id": ""}).conversation_key == ask({"x-session-id": "s"}).conversation_key
+    )
