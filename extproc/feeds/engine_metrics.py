@@ -13,6 +13,7 @@ import math
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
+from weakref import WeakSet
 
 import structlog
 
@@ -84,8 +85,9 @@ class EngineMetrics:
         report: Callable[[str, EngineLoad], None],
     ) -> None:
         self._questions = settings.questions
-        self._asked_whole: dict[str, bool] = {}
+        self._members = members
         self._report = report
+        self._asked_whole: WeakSet[Connection] = WeakSet()
         self._lost: set[str] = set()
         self._rounds = Rounds(settings.poll_s, settings.timeout_s, members, self._ask, self._failed)
 
@@ -93,14 +95,17 @@ class EngineMetrics:
         await self._rounds.run()
 
     async def _ask(self, replica: Replica, connection: Connection) -> None:
-        whole = self._asked_whole.get(replica.id, False)
+        whole = connection in self._asked_whole
         page = await connection.get(self._questions[whole])
         try:
             if page.status != 200:
                 raise BadPage(f"status {page.status}")
             load = parse(page.body)
         except BadPage:
-            self._asked_whole[replica.id] = not whole
+            if not whole:
+                self._asked_whole.add(connection)
+                return  # perhaps only the question was not understood
+            self._asked_whole.discard(connection)
             raise
         self._report(replica.id, load)
         if replica.id in self._lost:
@@ -108,10 +113,8 @@ class EngineMetrics:
             log.info("engine metrics found again", replica=replica.id)
 
     def _failed(self, replica: Replica, error: Exception) -> None:
-        if isinstance(error, BadPage) and self._asked_whole.get(replica.id) and replica.id not in self._lost:
-            return  # only the narrow question was not understood
         if replica.id not in self._lost:
-            self._lost.add(replica.id)
+            self._lost = {member.id for member in self._members()} & self._lost | {replica.id}
             log.warning("engine metrics lost", replica=replica.id, error=f"{type(error).__name__} {error}".rstrip())
 
 

@@ -82,8 +82,10 @@ class ReplicaHealth:
         self._note(replica, f"{type(error).__name__} {error}".rstrip())
 
     def _note(self, replica: Replica, trouble: str | None) -> None:
-        if (trouble is not None) == (replica.id in self.unwell):
+        members = {member.id for member in self._members()}
+        if (trouble is not None) == (replica.id in self.unwell) or replica.id not in members:
             return
+        self.unwell &= members
         if trouble is not None:
             self.unwell |= {replica.id}
             log.warning("replica unwell", replica=replica.id, endpoint=replica.endpoint, error=trouble)
