@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import extproc
 from extproc import config as configuration
-from extproc import log
+from extproc import explain, log
 from extproc.envoy_config import render
 from extproc.service import Service
 
@@ -47,6 +47,7 @@ def _parser() -> argparse.ArgumentParser:
         command.set_defaults(run=run)
         if run is _envoy:
             command.add_argument("-o", "--output", metavar="FILE", type=Path, help="write it there instead")
+    explain.add_parser(commands)
     return parser
 
 
