@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from dataclasses import fields
+from dataclasses import fields, replace
 from time import monotonic
 from typing import TYPE_CHECKING, Final
 
@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     from extproc.picker import DecisionObserver
 
 TICK_S: Final = 0.1
-FILE_POLL_S: Final = 1.0
+FILE_POLL_S: Final = 0.5
+"""A changed file is read once it has been at rest for so long: half of one may well be valid, too."""
 LIVE_SECTIONS: Final = frozenset({"membership", "features", "routing"})
 """What a reload changes under way; the others are addresses and connections, and need a restart."""
 
@@ -46,6 +47,7 @@ class Service:
     def __init__(self, config: Config, path: Path | None) -> None:
         self._config = config
         self._path = path
+        self._file_read = self._file_version()
         self._stop = asyncio.Event()
         self._router = Router(config.routing)
         self._endpoints = EndpointDiscovery()
@@ -94,12 +96,14 @@ class Service:
 
     def reload(self) -> None:
         """Read the configuration again."""
+        self._file_read = self._file_version()
         try:
             config = configuration.load(self._path)
         except configuration.ConfigError as error:
             log.error("new configuration refused, the old one stays", errors=error.errors)
             return
-        old, self._config = self._config, config
+        old = self._config
+        self._config = replace(old, **{name: getattr(config, name) for name in LIVE_SECTIONS})
         self._membership.settings = config.membership
         self._picker.feature_settings = config.features
         if config.routing != old.routing:
@@ -127,20 +131,20 @@ class Service:
             await self._membership.set_unwell(health.unwell)
 
     async def _watch_file(self) -> None:
-        seen = self._file_version()
+        seen = self._file_read
         while True:
             await asyncio.sleep(FILE_POLL_S)
-            if (now := self._file_version()) != seen:
-                seen = now
+            before, seen = seen, self._file_version()
+            if before == seen != self._file_read:
                 self.reload()
 
-    def _file_version(self) -> tuple[int, int] | None:
+    def _file_version(self) -> tuple[int, int, int] | None:
         """Follows links, which is how Kubernetes replaces a mounted file."""
         try:
             status = self._path.stat() if self._path is not None else None
         except OSError:
             return None
-        return (status.st_mtime_ns, status.st_ino) if status is not None else None
+        return (status.st_mtime_ns, status.st_size, status.st_ino) if status is not None else None
 
     # --- called by the parts ---
 

@@ -37,7 +37,7 @@ SPAN_NAME: Final = "route"
 CONSOLE_DELAY_MS: Final = 200
 """A console is for people, and the batch processor's own 5 s look like nothing happens."""
 LAST_SPANS_TIMEOUT_S: Final = 2.0
-"""The SDK would wait 30 s, which is what Kubernetes gives a whole pod to end."""
+"""The SDK would wait 30 s for a collector, which is what Kubernetes gives a whole pod to end."""
 UNSAMPLED: Final = "-00"
 """How a `traceparent` ends whose trace nobody keeps (W3C Trace Context, 3.2.2.5)."""
 
@@ -74,13 +74,12 @@ class BatchProcessor(BatchSpanProcessor):
     """Exports from a thread of its own, and at the end does not wait long for a collector that may be dead."""
 
     def shutdown(self) -> None:
-        impatience = threading.Timer(LAST_SPANS_TIMEOUT_S, self.span_exporter.shutdown)
-        impatience.daemon = True
-        impatience.start()
-        try:
-            super().shutdown()  # type: ignore[no-untyped-call]
-        finally:
-            impatience.cancel()
+        # In a thread, since an export that has begun waits for its answer whatever it is told meanwhile.
+        ending = threading.Thread(target=super().shutdown, daemon=True)
+        ending.start()
+        ending.join(LAST_SPANS_TIMEOUT_S)
+        if ending.is_alive():
+            self.span_exporter.shutdown()  # what is left is given up
 
 
 def make_provider(settings: TelemetrySettings) -> TracerProvider | None:
