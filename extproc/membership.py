@@ -3,12 +3,14 @@
     a replica comes:   Envoy learns of it, confirms, then the router may name it
     a replica goes:    the router stops naming it, then Envoy forgets it
 
-so a decision never names an endpoint that a connected Envoy does not know. An Envoy that does not confirm in time
-does not hold up the others: an unknown endpoint costs it a fallback, not a failure.
+so a decision never names an endpoint that a connected Envoy does not know. Where all go at once, they go last: when the
+new ones are in force. An Envoy that does not confirm in time does not hold up the others: an unknown endpoint costs it
+a fallback, not a failure.
 
 The last replica never goes. A feed that names nobody is mistaken, or the fleet is being replaced: Ray Serve names no
 replica for a second or two while all of them are redeployed, and the old ones still answer. They stay in force until
-new ones are there; should they really be gone, a refused connection says so as well as we could.
+new ones are there; should they really be gone, a refused connection says so as well as we could. A service that has just
+started waits for the first replica likewise, and leaves its Envoys what an earlier one told them.
 
 A replica that is unwell stays a member but counts as draining: it is chosen only where there is no other.
 """
@@ -168,7 +170,7 @@ class Membership:
         except FeedError as error:
             self._miss(str(error))
             return
-        if not replicas and self.listed:
+        if not replicas:
             self._miss("it names no replica")
             return
         first = self.last_read_s is None
@@ -199,9 +201,13 @@ class Membership:
             stay = [after[id_] for id_, was in before.items() if id_ in after and after[id_].endpoint == was.endpoint]
             if stay:
                 router.set_members(stay, monotonic())
-            version = await self._endpoints.publish(replicas)
+            addresses = {replica.endpoint for replica in replicas}
+            last = [] if stay else [was for was in before.values() if was.endpoint not in addresses]
+            version = await self._endpoints.publish([*replicas, *last])
             confirmed = await self._endpoints.acknowledged(version, self.settings.confirm_s)
             router.set_members(replicas, monotonic())
+            if last:
+                await self._endpoints.publish(replicas)
             log.info(
                 "membership changed",
                 version=router.membership_version,

@@ -97,6 +97,11 @@ class RayCluster:
             raise
         return cluster
 
+    @property
+    def pid(self) -> int:
+        """Of `ray start`, whose descendants are all of the cluster."""
+        return self._process.pid
+
     def __enter__(self) -> RayCluster:
         return self
 

@@ -133,6 +133,7 @@ class Features:
     prompt_bytes: int
     truncated: bool
     streamed: bool = True
+    path: str = ""
 
 
 def extract(request: Request, settings: FeatureSettings) -> Features:
@@ -153,7 +154,7 @@ def _extract(request: Request, document: Document | None, settings: FeatureSetti
     model = scalar_text(fields.get("model"))
     streamed = fields.get("stream") is True
     if api is Api.OTHER:
-        return Features(api, model, None, None, (), None, 0, truncated, streamed)
+        return Features(api, model, None, None, (), None, 0, truncated, streamed, request.path)
 
     headers = canonical_headers(request.headers)
     tenant = tenant_of(headers, settings)
@@ -172,7 +173,7 @@ def _extract(request: Request, document: Document | None, settings: FeatureSetti
         key, source = signature(scope_key(settings.secret, b"session", tenant), session.id), session.source
     elif opening is not None:
         key, source = opening.signature, "prompt"
-    return Features(api, model, key, source, rungs, system_rung, prompt_bytes, truncated, streamed)
+    return Features(api, model, key, source, rungs, system_rung, prompt_bytes, truncated, streamed, request.path)
 
 
 def _prefix_scope(fields: Mapping[str, object], model: str | None, tenant: bytes, settings: FeatureSettings) -> bytes:

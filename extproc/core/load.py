@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 LEARNING_MEMORY: Final = 0.95
 """Weight of the past at each observation: an average over about the last 20."""
+COUNTER_MEMORY: Final = 0.99
+"""The same at each reading of an engine's counters, which move by whole prompts: about the last 50 s of prefill."""
 MIN_SAMPLE_TOKENS: Final = 256
 """Shorter prefills say more of overheads than of speed."""
 SLOWEST_START: Final = 0.1
@@ -78,7 +80,7 @@ class ReplicaLoad:
 
     @property
     def prefill_tokens_per_s(self) -> float:
-        """The replica's prefill speed, learned from first tokens."""
+        """The replica's prefill speed, learned from first tokens or, where none is signalled, from its counters."""
         return self._busy_tokens / self._busy_s
 
     @property
@@ -180,12 +182,23 @@ class ReplicaLoad:
             self._busy_tokens = LEARNING_MEMORY * self._busy_tokens + lease.uncached_tokens
             self._busy_s = LEARNING_MEMORY * self._busy_s + took_s
 
+    def _learn_speed_from_counters(self, earlier: EngineLoad, later: EngineLoad, took_s: float) -> None:
+        """Prompts that wait at one reading and still at the next: the engine was at prefill all the time between."""
+        if earlier.prompt_tokens_computed is None or later.prompt_tokens_computed is None:
+            return
+        computed = later.prompt_tokens_computed - earlier.prompt_tokens_computed
+        if earlier.waiting and later.waiting and computed >= 0 and 0 < took_s <= self._settings.load_stale_s:
+            self._busy_tokens = COUNTER_MEMORY * self._busy_tokens + computed
+            self._busy_s = COUNTER_MEMORY * self._busy_s + took_s
+
     def adopt(self, settings: RouterSettings) -> None:
         """Go by new settings from the next `refresh` on; what was learned stays."""
         self._settings = settings
 
     def report(self, engine: EngineLoad, now_s: float) -> None:
         """The engine's own figures. What it has beyond our leases came by other routers."""
+        if self.engine is not None and not self.signals_first_token:
+            self._learn_speed_from_counters(self.engine, engine, now_s - self.engine_s)
         self.engine = engine
         self.engine_s = now_s
         self.others_in_flight = max(0, engine.running + engine.waiting - self.in_flight)

@@ -15,6 +15,7 @@ class Replica:
     models: the model names it serves; empty: any.
     weight: relative speed, 1.0 = the fleet's ordinary replica.
     draining: finishes what it has and gets nothing new.
+    route_prefix: the paths that it answers begin so (a Ray Serve application's `route_prefix`); "": all.
 
     Raises ValueError for a weight that is not above 0 and finite.
     """
@@ -24,6 +25,7 @@ class Replica:
     models: frozenset[str] = field(default_factory=frozenset)
     weight: float = 1.0
     draining: bool = False
+    route_prefix: str = ""
 
     def __post_init__(self) -> None:
         if not 0 < self.weight < math.inf:

@@ -6,7 +6,7 @@ so a burst of requests sees every earlier one.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from extproc.core.decision import Decision, Reason
 from extproc.core.lease import Lease
@@ -28,6 +28,10 @@ LEARNING_MEMORY = 0.99
 """Weight of the past in the bytes-per-token average: about the last 100 requests."""
 
 
+ANYONE: Final = ("*", None)
+"""The pool of all replicas; no path begins so."""
+
+
 class Router:
     """Routes requests to replicas. All times are monotonic seconds.
 
@@ -42,7 +46,8 @@ class Router:
         self.memory = PlacementMemory(self.settings.placement_entries, self.settings.placement_bytes)
         self._policy = make_policy(self.settings, self.memory)
         self._loads: dict[str, ReplicaLoad] = {}
-        self._pools: dict[str | None, Pool] = {None: Pool(self.settings)}
+        self._pools: dict[tuple[str, str | None], Pool] = {ANYONE: Pool(self.settings)}
+        self._prefixes: list[str] = []
         self._pools_of: dict[int, tuple[Pool, ...]] = {}
         self._leases: dict[Lease, None] = {}  # in the order of their decisions
         self._serial = 0
@@ -76,14 +81,19 @@ class Router:
         self.membership_version += 1
 
     def _rebuild_pools(self) -> None:
-        """One pool for each set of replicas that serves the same model, one (None) for all."""
+        """One pool for each set of replicas that answers the same paths and serves the same model."""
         loads = self._loads.values()
-        models = {model for load in loads for model in load.replica.models}
-        members: dict[str | None, tuple[ReplicaLoad, ...]] = {None: _ready(loads)}
-        for model in sorted(models):
-            members[model] = _ready(load for load in loads if not load.replica.models or model in load.replica.models)
+        members: dict[tuple[str, str | None], tuple[ReplicaLoad, ...]] = {ANYONE: _ready(loads)}
+        for prefix in sorted({load.replica.route_prefix for load in loads}):
+            answering = [load for load in loads if load.replica.route_prefix == prefix]
+            members[prefix, None] = _ready(answering)
+            for model in sorted({model for load in answering for model in load.replica.models}):
+                serving = (load for load in answering if not load.replica.models or model in load.replica.models)
+                members[prefix, model] = _ready(serving)
+        # The longest first, since it says most.
+        self._prefixes = sorted({prefix for prefix, _ in members} - {"", ANYONE[0]}, key=len, reverse=True)
         built: dict[tuple[ReplicaLoad, ...], Pool] = {}
-        pools: dict[str | None, Pool] = {}
+        pools: dict[tuple[str, str | None], Pool] = {}
         for name, group in members.items():
             if group not in built:
                 # A pool that had the model keeps its ring and its traffic; each pool goes to one group only.
@@ -138,7 +148,7 @@ class Router:
 
         only: endpoints that may be chosen ("ip:port"), None: any.
         """
-        pool = self._pool(features.model)
+        pool = self._pool(features)
         question = self._question(features, now_s, only)
         choice = self._policy.choose(pool, question)
         if choice.chosen is None:
@@ -197,18 +207,21 @@ class Router:
         """The whole order of preference of a request's conversation: replica ids; empty without affinity."""
         if features.conversation_key is None:
             return []
-        return list(self._pool(features.model).ring.walk(features.conversation_key))
+        return list(self._pool(features).ring.walk(features.conversation_key))
 
     def weigh(self, features: Features, now_s: float) -> Decision:
         """What `decide` would say, without taking a lease or remembering anything."""
         question = self._question(features, now_s, None)
-        return self._decision(question, self._policy.choose(self._pool(features.model), question), None)
+        return self._decision(question, self._policy.choose(self._pool(features), question), None)
 
     # ------------------------------------------------------------------------------------------------------ internals
 
-    def _pool(self, model: str | None) -> Pool:
+    def _pool(self, features: Features) -> Pool:
+        path = features.path
+        prefix = next((each for each in self._prefixes if path.startswith(each + "/")), "") if self._prefixes else ""
         # A model that nobody names (an alias, an adapter loaded on the fly): any replica may know it.
-        return self._pools.get(model) or self._pools[None]
+        pools = self._pools
+        return pools.get((prefix, features.model)) or pools.get((prefix, None)) or pools[ANYONE]
 
     def _question(self, features: Features, now_s: float, only: frozenset[str] | None) -> Question:
         key = features.conversation_key

@@ -96,7 +96,7 @@ class EngineMetrics:
 
     async def _ask(self, replica: Replica, connection: Connection) -> None:
         whole = connection in self._asked_whole
-        page = await connection.get(self._questions[whole])
+        page = await connection.get(replica.route_prefix + self._questions[whole])
         try:
             if page.status != 200:
                 raise BadPage(f"status {page.status}")

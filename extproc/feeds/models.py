@@ -59,7 +59,7 @@ class WithModels:
         if self._session is None:
             self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=ANSWER_TIMEOUT_S))
         try:
-            async with self._session.get(f"http://{replica.endpoint}/v1/models") as response:
+            async with self._session.get(f"http://{replica.endpoint}{replica.route_prefix}/v1/models") as response:
                 document = await response.json(content_type=None)
                 names = frozenset(model["id"] for model in document["data"] if isinstance(model["id"], str))
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError, KeyError, TypeError):

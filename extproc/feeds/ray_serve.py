@@ -104,6 +104,7 @@ class RayServeFeed:
                     endpoint=endpoint,
                     models=self._models.get(app, frozenset()),
                     weight=self._weights.get(app, 1.0),
+                    route_prefix=(group.get("route_prefix") or "").rstrip("/"),
                 )
 
 

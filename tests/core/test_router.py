@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from extproc.core.decision import Reason
+from extproc.core.features import Api, Features
 from extproc.core.replica import EngineLoad, Replica
 from extproc.core.router import Router, RouterSettings
 from tests.core.prompts import prompt, replica, replicas, router, without_affinity
@@ -294,7 +295,7 @@ def test_new_settings_keep_leases_memory_and_traffic() -> None:
     assert fleet.weigh(hot, 0.0).matched_bytes == 4000
     assert fleet.preference(hot) == router(*replicas(8), settings=RouterSettings(vnodes=100)).preference(hot)
     # The prefix had all of the traffic, so its home is still everyone.
-    assert fleet._pool(None).home(hot.system_rung.signature, 0.0)[1] == 8  # type: ignore[union-attr]
+    assert fleet._pool(hot).home(hot.system_rung.signature, 0.0)[1] == 8  # type: ignore[union-attr]
 
 
 def test_a_lower_line_holds_at_once() -> None:
@@ -319,3 +320,27 @@ def test_a_lower_line_holds_at_once() -> None:
 def test_settings_that_cannot_work_are_refused_by_name(wrong: dict[str, float]) -> None:
     with pytest.raises(ValueError, match=next(iter(wrong))):
         RouterSettings(**wrong)  # type: ignore[arg-type]
+
+
+def test_applications_under_route_prefixes_get_their_own_paths_only() -> None:
+    fleet = Router()
+    fleet.set_members(
+        [
+            Replica("plain", "10.0.0.1:80", frozenset({"a"})),
+            Replica("under-b", "10.0.0.2:80", frozenset({"b"}), route_prefix="/b"),
+            Replica("under-b-c", "10.0.0.3:80", frozenset({"b"}), route_prefix="/b/c"),
+        ],
+        0.0,
+    )
+    chosen = {
+        # The path comes before the model: a replica does not answer other paths than its own.
+        ("/v1/chat/completions", "a"): "plain",
+        ("/v1/chat/completions", "b"): "plain",
+        ("/b/v1/chat/completions", "b"): "under-b",
+        ("/b/v1/models", None): "under-b",
+        ("/b/c/v1/models", None): "under-b-c",
+        ("/bc/v1/models", None): "plain",
+    }
+    for (path, model), expected in chosen.items():
+        features = Features(Api.OTHER, model, None, None, (), None, 0, False, path=path)
+        assert fleet.decide(features, 0.0).replica_id == expected, path

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import asyncio
+from collections import Counter
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 import aiohttp
@@ -7,11 +10,13 @@ import pytest
 
 from demo.stack import Stack
 from serve_app.settings import AppSettings
+from tests.support.client import Chat
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
 REPLICAS = 4
+CLIENTS = 8
 
 
 @pytest.fixture(scope="package")
@@ -33,3 +38,29 @@ async def client() -> AsyncIterator[aiohttp.ClientSession]:
     timeout = aiohttp.ClientTimeout(total=60)
     async with aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(limit=0)) as session:
         yield session
+
+
+@asynccontextmanager
+async def steady_load(stack: Stack, client: aiohttp.ClientSession) -> AsyncIterator[Counter[str]]:
+    """Dialogues without pause while the block runs; counts statuses, and what was no answer by its name."""
+    outcomes: Counter[str] = Counter()
+    ended = asyncio.Event()
+
+    async def talk(number: int) -> None:
+        rounds = 0
+        while not ended.is_set():
+            rounds += 1
+            chat = Chat(client, stack.url, {"x-session-id": f"load-{number}-{rounds}"})
+            for turn in range(3):
+                try:
+                    answer = await chat.say(f"turn {turn}")
+                    outcomes["200" if answer.status == 200 else f"{answer.status} {answer.replica} {answer.text}"] += 1
+                except aiohttp.ClientError as error:
+                    outcomes[type(error).__name__] += 1
+
+    talks = [asyncio.create_task(talk(number)) for number in range(CLIENTS)]
+    try:
+        yield outcomes
+    finally:
+        ended.set()
+        await asyncio.gather(*talks)

@@ -5,51 +5,20 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections import Counter
-from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
-import aiohttp
 import pytest
 
 from demo.wait import until
-from tests.e2e.conftest import REPLICAS
+from tests.e2e.conftest import REPLICAS, steady_load
 from tests.support.client import Chat
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    import aiohttp
 
     from demo.stack import Stack
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
-
-CLIENTS = 8
-
-
-@asynccontextmanager
-async def steady_load(stack: Stack, client: aiohttp.ClientSession) -> AsyncIterator[Counter[str]]:
-    """Dialogues without pause while the block runs; counts statuses, and what was no answer by its name."""
-    outcomes: Counter[str] = Counter()
-    ended = asyncio.Event()
-
-    async def talk(number: int) -> None:
-        rounds = 0
-        while not ended.is_set():
-            rounds += 1
-            chat = Chat(client, stack.url, {"x-session-id": f"load-{number}-{rounds}"})
-            for turn in range(3):
-                try:
-                    answer = await chat.say(f"turn {turn}")
-                    outcomes["200" if answer.status == 200 else f"{answer.status} {answer.replica} {answer.text}"] += 1
-                except aiohttp.ClientError as error:
-                    outcomes[type(error).__name__] += 1
-
-    talks = [asyncio.create_task(talk(number)) for number in range(CLIENTS)]
-    try:
-        yield outcomes
-    finally:
-        ended.set()
-        await asyncio.gather(*talks)
 
 
 async def test_scaling_and_redeploying_lose_no_request(stack: Stack, client: aiohttp.ClientSession) -> None:
