@@ -9,8 +9,8 @@ a fallback, not a failure.
 
 The last replica never goes. A feed that names nobody is mistaken, or the fleet is being replaced: Ray Serve names no
 replica for a second or two while all of them are redeployed, and the old ones still answer. They stay in force until
-new ones are there; should they really be gone, a refused connection says so as well as we could. A service that has just
-started waits for the first replica likewise, and leaves its Envoys what an earlier one told them.
+new ones are there; should they really be gone, a refused connection says so as well as we could. A service that has
+just started waits for the first replica likewise, and leaves its Envoys what an earlier one told them.
 
 A replica that is unwell stays a member but counts as draining: it is chosen only where there is no other.
 """
