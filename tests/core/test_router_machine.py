@@ -211,4 +211,4 @@ class RouterMachine(RuleBasedStateMachine):
 
 
 TestRouterMachine = RouterMachine.TestCase
-TestRouterMachine.settings = settings(max_examples=60, stateful_step_count=60, deadline=None)
+TestRouterMachine.settings = settings(max_examples=60, stateful_step_count=60)
