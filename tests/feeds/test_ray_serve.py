@@ -82,8 +82,10 @@ def test_serves_proxy_is_no_replica(feed: RayServeFeed) -> None:
 
 
 def test_only_the_http_ports_count(feed: RayServeFeed) -> None:
-    groups = [group(target("a", 40000), protocol="gRPC"), group(target("a", 30000))]
-    assert feed.members(answer(groups, default=[listed("a")])) == (A,)
+    grpc, http = group(target("a", 40000), protocol="gRPC"), group(target("a", 30000))
+    for groups in ([grpc, http], [http, grpc]):
+        assert feed.members(answer(groups, default=[listed("a")])) == (A,)
+    assert RayServeFeed("http://dashboard:8265", {}, {}).members(answer([grpc], default=[listed("a")])) == ()
 
 
 def test_no_application_is_no_member(feed: RayServeFeed) -> None:

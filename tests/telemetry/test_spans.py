@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import pytest
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.sampling import ALWAYS_ON, ParentBased
 from opentelemetry.trace import SpanKind, StatusCode
 
 from extproc.core.features import FeatureSettings, extract
@@ -15,6 +17,7 @@ from extproc.core.replica import Replica
 from extproc.core.request import Request
 from extproc.core.router import RouterSettings
 from extproc.picker import ResponseStart
+from extproc.telemetry import DecisionSpans
 from tests.telemetry.conftest import Traced, attributes
 
 if TYPE_CHECKING:
@@ -183,13 +186,22 @@ def test_what_is_no_trace_is_none(traced: Traced, traceparent: str) -> None:
     assert traced.route(chat("hello", traceparent=traceparent)).parent is None
 
 
-def test_an_unsampled_trace_costs_no_span(traced: Traced) -> None:
-    """Neither the decision nor the features are even looked at."""
+class NeverAsked(ParentBased):
+    """A sampler that follows the parent, and fails the test where it is asked to."""
+
+    def should_sample(self, *_: Any, **__: Any) -> NoReturn:
+        raise AssertionError("the sampler was asked")
+
+
+def test_an_unsampled_trace_costs_nothing() -> None:
+    """Sampler, features and decision are not even looked at."""
+    spans = DecisionSpans(TracerProvider(sampler=NeverAsked(ALWAYS_ON)), "expected_work")
     nothing: Any = object()
-    traced.observer.decided(chat("hello", traceparent=UNSAMPLED), nothing, nothing, 0.0)
-    traced.observer.response_started(nothing, nothing, 0.0)
-    traced.observer.finished(nothing, 0.0)
-    assert traced.spans == ()
+    spans.decided(chat("hello", traceparent=UNSAMPLED), nothing, nothing, 0.0)
+    spans.response_started(nothing, nothing, 0.0)
+    spans.finished(nothing, 0.0)
+    with pytest.raises(AssertionError, match="the sampler was asked"):
+        spans.decided(chat("hello", traceparent=SAMPLED), nothing, nothing, 0.0)
 
 
 def test_sampling_goes_by_the_trace_where_there_is_one() -> None:
@@ -256,6 +268,7 @@ def test_each_stream_ends_its_own_span_once(traced: Traced) -> None:
         pick.response_started(ResponseStart(200, True, None, None, None, None))
     assert len(traced.spans) == 20
     assert [attributes(span)["routing.in_flight"] for span in traced.spans] == list(range(20, 0, -1))
+    assert not traced.observer._open  # ids of decisions are used again
 
 
 def test_the_policy_is_the_one_in_force(traced: Traced) -> None:
