@@ -106,7 +106,7 @@ class ExpectedWork:
             return []
         ids = pool.ring.first(question.key, settings.session_candidates)
         if system_rung is not None and settings.home_candidates:
-            home, size = pool.home(system_rung.signature, question.now_s)
+            home, size = pool.home(system_rung.signature)
             # Conversations under one prefix begin at different members of its home.
             turn = position(question.key)
             ids += [home[(turn + i) % size] for i in range(min(settings.home_candidates, size))]

@@ -21,6 +21,8 @@ TRAFFIC_HALF_LIFE_S: Final = 60.0
 """How fast a prefix's share of the traffic is forgotten: about the pace at which engines join and leave."""
 TRAFFIC_PREFIXES: Final = 4096
 """Prefixes whose share is followed. The rest have shares below 1/4096, hence a home of one."""
+EPOCH_HALF_LIVES: Final = 512
+"""When counts are scaled back, long before a float's 1,023 doublings: every 8 hours."""
 MAX_HOME: Final = 64
 """Largest home group. A prefix that needs more is everywhere."""
 
@@ -55,31 +57,41 @@ class LeastWork:
 
 
 class PrefixTraffic:
-    """How much of the recent traffic each shared prefix has."""
+    """How much of the recent traffic each shared prefix has.
+
+    Counts are not aged; new ones weigh more and more (forward decay: Cormode et al., ICDE 2009). Shares are the same,
+    and reading one costs no arithmetic of time.
+    """
 
     def __init__(self) -> None:
-        self._counts: OrderedDict[bytes, tuple[float, float]] = OrderedDict()
-        self._total = (0.0, 0.0)
+        self._counts: OrderedDict[bytes, float] = OrderedDict()
+        self._total = 0.0
+        self._epoch_s = -math.inf
 
-    def note(self, signature: bytes, now_s: float) -> None:
-        self._counts[signature] = (self._now(self._counts.get(signature, (0.0, now_s)), now_s) + 1.0, now_s)
-        self._counts.move_to_end(signature)
-        if len(self._counts) > TRAFFIC_PREFIXES:
-            self._counts.popitem(last=False)
+    def note(self, signature: bytes | None, now_s: float) -> None:
+        """A request has come: with this prefix, or None with none."""
+        half_lives = (now_s - self._epoch_s) / TRAFFIC_HALF_LIFE_S
+        if half_lives > EPOCH_HALF_LIVES:
+            self._begin_epoch(now_s, math.exp2(-half_lives))
+            half_lives = 0.0
+        weight = math.exp2(half_lives)
+        self._total += weight
+        if signature is not None:
+            self._counts[signature] = self._counts.get(signature, 0.0) + weight
+            self._counts.move_to_end(signature)
+            if len(self._counts) > TRAFFIC_PREFIXES:
+                self._counts.popitem(last=False)
 
-    def note_request(self, now_s: float) -> None:
-        self._total = (self._now(self._total, now_s) + 1.0, now_s)
-
-    def share(self, signature: bytes, now_s: float) -> float:
+    def share(self, signature: bytes) -> float:
         """0..1"""
-        total = self._now(self._total, now_s)
         count = self._counts.get(signature)
-        return min(1.0, self._now(count, now_s) / total) if count and total > 0 else 0.0
+        return count / self._total if count else 0.0
 
-    @staticmethod
-    def _now(counted: tuple[float, float], now_s: float) -> float:
-        value, at_s = counted
-        return value * math.exp2((at_s - now_s) / TRAFFIC_HALF_LIFE_S)
+    def _begin_epoch(self, now_s: float, scale: float) -> None:
+        self._epoch_s = now_s
+        self._total *= scale
+        for signature, count in self._counts.items():
+            self._counts[signature] = count * scale
 
 
 class Pool:
@@ -133,7 +145,7 @@ class Pool:
         """A key's order of preference."""
         return (self.loads[replica_id] for replica_id in self.ring.walk(key))
 
-    def home(self, signature: bytes, now_s: float) -> tuple[list[str], int]:
+    def home(self, signature: bytes) -> tuple[list[str], int]:
         """A shared prefix's order of preference, and how many of its first are the prefix's home.
 
         The home grows with the prefix's share of the traffic: at half of it, it is half of the pool.
@@ -143,5 +155,5 @@ class Pool:
             order = self._homes[signature] = self.ring.first(signature, MAX_HOME)
             if len(self._homes) > TRAFFIC_PREFIXES:
                 del self._homes[next(iter(self._homes))]
-        wanted = math.ceil(self.traffic.share(signature, now_s) * len(self._slots))
+        wanted = math.ceil(self.traffic.share(signature) * len(self._slots))
         return order, max(1, min(wanted, len(order)))

@@ -249,7 +249,7 @@ class Router:
 
     def _remember(self, pool: Pool, load: ReplicaLoad, question: Question) -> None:
         features, stamp = question.features, load.computed_tokens
-        pool.traffic.note_request(question.now_s)
+        pool.traffic.note(features.system_rung.signature if features.system_rung else None, question.now_s)
         if features.conversation_key is None:
             self._lonely += 1
             return
@@ -257,8 +257,6 @@ class Router:
         for rung in features.rungs:
             remember(rung.signature, serial, rung.offset_bytes, stamp)
         remember(features.conversation_key, serial, features.prompt_bytes, stamp)
-        if features.system_rung is not None:
-            pool.traffic.note(features.system_rung.signature, question.now_s)
 
     def _changed(self, load: ReplicaLoad) -> None:
         for pool in self._pools_of.get(load.serial, ()):

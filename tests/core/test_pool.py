@@ -79,36 +79,50 @@ def test_a_home_grows_with_the_share_of_traffic(hot: int, others: int, home: int
     pool = pool_of(8)
     for name, count in (("hot", hot), ("others", others)):
         for _ in range(count):
-            pool.traffic.note_request(0.0)
             pool.traffic.note(signature(name), 0.0)
-    order, size = pool.home(signature("hot"), 0.0)
+    order, size = pool.home(signature("hot"))
     assert size == home
     assert order == list(pool.ring.walk(signature("hot")))
 
 
 def test_a_home_follows_the_membership() -> None:
     pool = pool_of(3)
-    assert len(pool.home(signature("hot"), 0.0)[0]) == 3
+    assert len(pool.home(signature("hot"))[0]) == 3
     pool.replace([ReplicaLoad(member, 10, SETTINGS, 0.0, warm=True) for member in replicas(1)])
-    assert pool.home(signature("hot"), 0.0) == (["replica-0"], 1)
+    assert pool.home(signature("hot")) == (["replica-0"], 1)
 
 
 def test_yesterdays_traffic_is_forgotten() -> None:
     traffic = PrefixTraffic()
     for _ in range(8):
-        traffic.note_request(0.0)
         traffic.note(signature("old"), 0.0)
     later_s = 3 * TRAFFIC_HALF_LIFE_S  # 8 requests then weigh as one now
-    traffic.note_request(later_s)
     traffic.note(signature("new"), later_s)
-    assert traffic.share(signature("old"), later_s) == pytest.approx(0.5)
-    assert traffic.share(signature("new"), later_s) == pytest.approx(0.5)
+    assert traffic.share(signature("old")) == pytest.approx(0.5)
+    assert traffic.share(signature("new")) == pytest.approx(0.5)
+
+
+def test_requests_without_a_prefix_are_traffic_too() -> None:
+    traffic = PrefixTraffic()
+    traffic.note(signature("hot"), 0.0)
+    for _ in range(3):
+        traffic.note(None, 0.0)
+    assert traffic.share(signature("hot")) == 0.25
+
+
+@pytest.mark.parametrize("step_s", [1.0, 3600.0, 10 * 24 * 3600.0])
+def test_shares_hold_for_as_long_as_a_router_runs(step_s: float) -> None:
+    traffic, now_s = PrefixTraffic(), 1e7
+    for _ in range(100):
+        now_s += step_s
+        for name in ("hot", "hot", "hot", "cool"):
+            traffic.note(signature(name), now_s)
+        assert traffic.share(signature("hot")) == pytest.approx(0.75)
 
 
 def test_a_flood_of_prefixes_pushes_out_the_oldest_only() -> None:
     traffic = PrefixTraffic()
     for number in range(TRAFFIC_PREFIXES + 1):
-        traffic.note_request(0.0)
         traffic.note(signature(str(number)), 0.0)
-    assert traffic.share(signature("0"), 0.0) == 0.0
-    assert traffic.share(signature("1"), 0.0) > 0.0
+    assert traffic.share(signature("0")) == 0.0
+    assert traffic.share(signature("1")) > 0.0

@@ -295,7 +295,7 @@ def test_new_settings_keep_leases_memory_and_traffic() -> None:
     assert fleet.weigh(hot, 0.0).matched_bytes == 4000
     assert fleet.preference(hot) == router(*replicas(8), settings=RouterSettings(vnodes=100)).preference(hot)
     # The prefix had all of the traffic, so its home is still everyone.
-    assert fleet._pool(hot).home(hot.system_rung.signature, 0.0)[1] == 8  # type: ignore[union-attr]
+    assert fleet._pool(hot).home(hot.system_rung.signature)[1] == 8  # type: ignore[union-attr]
 
 
 def test_a_lower_line_holds_at_once() -> None:
