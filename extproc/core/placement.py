@@ -5,6 +5,9 @@ alone still names the same home.
 
 Whether a replica still holds what it was sent is judged by how much it has computed since: an engine's cache is an
 LRU of its own, and what was last touched more than one cache size ago is gone.
+
+Replicas that left need no forgetting: serials are never used twice, so theirs name nobody, and go as all else does.
+Looking for them would hold up every request for 0.1 s at 200,000 signatures.
 """
 
 from __future__ import annotations
@@ -95,20 +98,6 @@ class PlacementMemory:
         """Change the bounds; what no longer fits goes at once."""
         self.max_entries, self.max_bytes = max_entries, max_bytes
         self._shrink()
-
-    def forget(self, serials: frozenset[int]) -> None:
-        """Drop what these replicas held. O(entries): for membership changes, not for decisions."""
-        empty = []
-        for signature, holders in self._holders.items():
-            if serials.isdisjoint(holders):
-                continue
-            for serial in serials & holders.keys():
-                del holders[serial]
-                self._holdings -= 1
-            if not holders:
-                empty.append(signature)
-        for signature in empty:
-            del self._holders[signature]
 
     def _shrink(self) -> None:
         while len(self._holders) > self.max_entries or self.size_bytes > self.max_bytes:

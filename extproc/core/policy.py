@@ -20,6 +20,7 @@ is left out while any is below. Differences under `tie_tokens` are ties and keep
 from __future__ import annotations
 
 import math
+from operator import itemgetter
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from extproc.core.decision import Reason, Weighed
@@ -155,11 +156,8 @@ class ExpectedWork:
         if features.conversation_key is None:
             return Reason.NO_AFFINITY
         load, matched = chosen[0], chosen[1]
-        home, home_matched, _, _, home_in_flight = weighed[0]
-        if known:
-            for candidate in weighed:
-                if candidate[0].serial in known and (home.serial not in known or candidate[1] > home_matched):
-                    home, home_matched, _, _, home_in_flight = candidate
+        homes = [candidate for candidate in weighed if candidate[0].serial in known]
+        home, home_matched, _, _, home_in_flight = max(homes, key=itemgetter(1)) if homes else weighed[0]
         if load is not home and home_in_flight > self._settings.saturation_in_flight:
             return Reason.SPILLOVER
         at_home = load is home or load is weighed[0][0] or load.serial in known
@@ -167,7 +165,7 @@ class ExpectedWork:
             return Reason.SESSION
         if matched and (at_home or matched >= home_matched):
             return Reason.PREFIX
-        return Reason.SPREAD if known or any(m for _, m, _, _, _ in weighed) else Reason.COLD
+        return Reason.SPREAD if homes or any(m for _, m, _, _, _ in weighed) else Reason.COLD
 
 
 class RingSpillover:

@@ -73,10 +73,7 @@ class Router:
             load.replica = replica
             load.refresh(now_s)
             loads[replica_id] = load
-        left = {load.serial for load in self._loads.values()} - {load.serial for load in loads.values()}
         self._loads = loads
-        if left:
-            self.memory.forget(frozenset(left))
         self._rebuild_pools()
         self.membership_version += 1
 

@@ -76,22 +76,11 @@ def test_smaller_bounds_hold_at_once() -> None:
     assert (len(memory), bool(memory.holders(D))) == (1, True)
 
 
-def test_who_left_is_forgotten_and_what_only_it_held_is_gone() -> None:
-    memory = PlacementMemory(10, ROOMY)
-    memory.remember(A, 1, 512, 0.0)
-    memory.remember(A, 2, 512, 0.0)
-    memory.remember(B, 1, 512, 0.0)
-    memory.forget(frozenset({1, 99}))
-    assert (set(memory.holders(A)), memory.holders(B), len(memory)) == ({2}, {}, 1)
-    assert memory.size_bytes == ONE
-
-
 touches = st.tuples(st.just("touch"), st.sampled_from([A, B, C, D]), st.integers(1, 4))
-leaves = st.tuples(st.just("leave"), st.integers(1, 4), st.none())
 bounds = st.tuples(st.just("resize"), st.integers(1, 4), st.integers(1, 6))
 
 
-@given(st.lists(st.one_of(touches, leaves, bounds), max_size=60))
+@given(st.lists(st.one_of(touches, bounds), max_size=60))
 def test_agrees_with_a_naive_memory(steps: list[tuple[str, object, object]]) -> None:
     memory, entries, size_bytes = PlacementMemory(4, 3 * ONE), 4, 3 * ONE
     naive: OrderedDict[bytes, list[int]] = OrderedDict()
@@ -104,12 +93,6 @@ def test_agrees_with_a_naive_memory(steps: list[tuple[str, object, object]]) -> 
             case ("touch", bytes(name), int(serial)):
                 memory.remember(name, serial, 512, 0.0)
                 naive[name] = [other for other in naive.pop(name, []) if other != serial] + [serial]
-            case ("leave", int(serial), None):
-                memory.forget(frozenset({serial}))
-                for name, held in list(naive.items()):
-                    naive[name] = [other for other in held if other != serial]
-                    if not naive[name]:
-                        del naive[name]
             case ("resize", int(entries), int(count)):
                 size_bytes = count * ONE
                 memory.resize(entries, size_bytes)

@@ -82,6 +82,13 @@ def second_turn_without_a_session() -> Decision:
     return calm.decide(prompt("a", 1200), 1.0)
 
 
+def second_turn_after_its_home_has_left() -> Decision:
+    shrunk = fleet()
+    home = serve(shrunk, prompt("a", 1000)).replica_id
+    shrunk.set_members([member for member in replicas(4) if member.id != home], 1.0)
+    return shrunk.decide(prompt("a", 1200), 1.0)
+
+
 def home_past_the_line() -> Decision:
     busy, turn = fleet(), prompt("a", 1200, session="a")
     serve(busy, prompt("a", 1000, session="a"))
@@ -116,6 +123,7 @@ STORIES: dict[Callable[[], Decision], Reason] = {
     second_turn_of_a_session: Reason.SESSION,
     first_prompt_of_nobody: Reason.COLD,
     second_turn_without_a_session: Reason.PREFIX,
+    second_turn_after_its_home_has_left: Reason.COLD,
     home_past_the_line: Reason.SPILLOVER,
     home_with_a_long_prefill_before_a_short_prompt: Reason.SPREAD,
     nothing_to_be_near_to: Reason.NO_AFFINITY,

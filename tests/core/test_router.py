@@ -65,7 +65,7 @@ def test_nothing_is_inherited(name: str, successor: Replica) -> None:
         assert fleet.decide(TURN, 1.0).reason is Reason.NO_REPLICA
     fleet.set_members([successor], 2.0)
     load = fleet.loads[successor.id]
-    assert (load.in_flight, load.others_in_flight, load.ledger_tokens, len(fleet.memory)) == (0, 0, 0.0, 0)
+    assert (load.in_flight, load.others_in_flight, load.ledger_tokens, load.computed_tokens) == (0, 0, 0.0, 0.0)
     assert fleet.weigh(TURN, 2.0).matched_bytes == 0
     fleet.first_token(lease, 3.0)
     fleet.finish(lease, 3.0)  # the old one's request ends now
