@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -82,6 +83,14 @@ async def test_two_models_side_by_side() -> None:
         asking(Fleet(one.replica("a"), other.replica("b"))) as feed,
     ):
         assert await models(feed) == {"a": {"m"}, "b": {"n"}}
+
+
+async def test_a_replica_under_a_path_is_asked_there() -> None:
+    pages = {f"/chat{PATH}": naming("m")[PATH]}
+    async with ReplicaServer(pages) as server:
+        under = Replica("a", server.endpoint, route_prefix="/chat")
+        async with asking(Fleet(under)) as feed:
+            assert list(await feed.read()) == [replace(under, models=frozenset({"m"}))]
 
 
 @pytest.mark.parametrize(

@@ -161,6 +161,14 @@ def test_applications_have_their_models_and_weights() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("said", "prefix"), [("/", ""), (None, ""), ("/chat", "/chat"), ("/chat/", "/chat"), ("/a/b", "/a/b")]
+)
+def test_applications_have_their_paths(feed: RayServeFeed, said: str | None, prefix: str) -> None:
+    document = answer([{**group(target("a", 30000)), "route_prefix": said}], default=[listed("a")])
+    assert feed.members(document) == (Replica("a", "127.0.0.1:30000", route_prefix=prefix),)
+
+
 def test_an_ipv6_target_has_brackets(feed: RayServeFeed) -> None:
     document = answer([group(target("a", 30000, ip="fd00::1"))], default=[listed("a")])
     assert feed.members(document) == (Replica("a", "[fd00::1]:30000"),)
@@ -180,6 +188,7 @@ ODD = {
     "a port beyond all": answer([group(target("a", 70000))], default=[listed("a")]),
     "no address": answer([group(target("a", 30000, ip=""))], default=[listed("a")]),
     "a number for an address": answer([group({**target("a", 1), "ip": 7})], default=[listed("a")]),
+    "a number for a path": answer([{**group(target("a", 1)), "route_prefix": 7}], default=[listed("a")]),
     "no name": answer([group({**target("a", 1), "name": None})], default=[listed("a")]),
 }
 
