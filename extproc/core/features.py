@@ -154,8 +154,10 @@ def _extract(request: Request, document: Document | None, settings: FeatureSetti
     model = scalar_text(fields.get("model"))
     streamed = fields.get("stream") is True
     if api is Api.OTHER:
-        return Features(api, model, None, None, (), None, 0, truncated, streamed, request.path)
-
+        # Nothing is known of its body, but a session that a header names is one.
+        fields = {}
+        if request.method.upper() != "POST":
+            return Features(api, model, None, None, (), None, 0, truncated, streamed, request.path)
     headers = canonical_headers(request.headers)
     tenant = tenant_of(headers, settings)
     prompt = canonical_prompt(api, document, settings.template_fields, settings.masking) if document else None

@@ -286,3 +286,18 @@ def test_golden_session_key() -> None:
     features = extract(post("chat", CHAT, {"x-session-id": "s-1", "x-tenant-id": "t"}), SETTINGS)
     assert features.conversation_key is not None
     assert features.conversation_key.hex() == "08231e5ded1da1a05d42e103d07c9d11"
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "source"),
+    [
+        ("POST", "/v1/rerank", "header:x-session-id"),  # an API that we can't read, but the client named its session
+        ("POST", "/v1/files", "header:x-session-id"),
+        ("GET", "/v1/models", None),
+        ("DELETE", "/v1/responses/1", None),
+    ],
+)
+def test_a_session_header_counts_for_any_post(method: str, path: str, source: str | None) -> None:
+    request = Request(method, path, {"x-session-id": "s"}, b'{"session_id": "other", "prompt": "text"}')
+    features = extract(request, FeatureSettings())
+    assert (features.api, features.conversation_source, features.rungs) == (Api.OTHER, source, ())
