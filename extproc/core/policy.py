@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import math
 from operator import itemgetter
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from extproc.core.decision import Reason, Weighed
 from extproc.core.ring import position
@@ -37,6 +37,11 @@ if TYPE_CHECKING:
     from extproc.core.settings import RouterSettings
 
 
+MATCHED: Final = itemgetter(1)
+COST: Final = itemgetter(3)
+"""Of a `Weighed`."""
+
+
 class Question(NamedTuple):
     """One request, as policies see it.
 
@@ -47,7 +52,6 @@ class Question(NamedTuple):
     features: Features
     key: bytes
     prompt_tokens: float
-    bytes_per_token: float
     now_s: float
     only: frozenset[str] | None
 
@@ -87,12 +91,14 @@ class ExpectedWork:
         known = self._memory.holders(question.key)
         weighed = self._weigh(question, candidates, levels, known)
         line = self._settings.saturation_in_flight
-        below = [w for w in weighed if w[4] <= line]
-        if not below and self._settings.shed:
-            return Choice(None, Reason.SHED, candidates[0], weighed)
+        eligible = [candidate for candidate in weighed if candidate[4] <= line]
+        if not eligible:
+            if self._settings.shed:
+                return Choice(None, Reason.SHED, candidates[0], weighed)
+            eligible = weighed
         # The least cost; within a tie the first in order.
-        limit = min([cost for _, _, _, cost, _ in below or weighed]) + self._settings.tie_tokens
-        chosen = next(w for w in below or weighed if w[3] <= limit)
+        limit = min(map(COST, eligible)) + self._settings.tie_tokens
+        chosen = next(candidate for candidate in eligible if candidate[3] <= limit)
         load, matched_bytes, uncached_tokens, _, _ = chosen
         reason = self._reason(question, weighed, chosen, known)
         return Choice(load, reason, candidates[0], weighed, matched_bytes, uncached_tokens)
@@ -130,7 +136,8 @@ class ExpectedWork:
     def _weigh(
         self, question: Question, candidates: list[ReplicaLoad], levels: list[Level], known: dict[int, Holding]
     ) -> list[Weighed]:
-        prompt_tokens, tokens_per_byte = question.prompt_tokens, 1.0 / question.bytes_per_token
+        prompt_bytes, prompt_tokens = question.features.prompt_bytes, question.prompt_tokens
+        tokens_per_byte = prompt_tokens / prompt_bytes if prompt_bytes else 0.0
         emphasis = 1.0 + self._settings.reuse_weight
         weighed: list[Weighed] = []
         for load in candidates:
@@ -142,10 +149,9 @@ class ExpectedWork:
                     if serial in known and matched < known[serial][0] <= next_bytes:
                         # A conversation that was here is here up to its last length, which lies between two rungs.
                         # A length past the next rung is that of another prompt under the same key.
-                        matched = min(known[serial][0], question.features.prompt_bytes)
+                        matched = min(known[serial][0], prompt_bytes)
                     break
-            uncached = prompt_tokens - matched * tokens_per_byte
-            uncached = max(uncached, 0.0)
+            uncached = prompt_tokens - matched * tokens_per_byte if matched < prompt_bytes else 0.0
             cost = (load.waiting_tokens + uncached * emphasis) * load.pace
             weighed.append((load, matched, uncached, cost, load.in_flight + load.others_in_flight))
         return weighed
@@ -157,7 +163,7 @@ class ExpectedWork:
             return Reason.NO_AFFINITY
         load, matched = chosen[0], chosen[1]
         homes = [candidate for candidate in weighed if candidate[0].serial in known]
-        home, home_matched, _, _, home_in_flight = max(homes, key=itemgetter(1)) if homes else weighed[0]
+        home, home_matched, _, _, home_in_flight = max(homes, key=MATCHED) if homes else weighed[0]
         if load is not home and home_in_flight > self._settings.saturation_in_flight:
             return Reason.SPILLOVER
         at_home = load is home or load is weighed[0][0] or load.serial in known

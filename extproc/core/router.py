@@ -225,10 +225,9 @@ class Router:
         if key is None:
             # Spread what has no affinity over the ring, the same way in every run.
             key = (self._lonely * 0x9E3779B97F4A7C15 % 2**64).to_bytes(8, "little")  # golden ratio: even steps
-        bytes_per_token = self.bytes_per_token
         # No engine takes more than its cache holds, whatever length a client declares.
-        prompt_tokens = min(features.prompt_bytes / bytes_per_token, self.settings.kv_capacity_tokens)
-        return Question(features, key, prompt_tokens, bytes_per_token, now_s, only)
+        prompt_tokens = min(features.prompt_bytes / self.bytes_per_token, self.settings.kv_capacity_tokens)
+        return Question(features, key, prompt_tokens, now_s, only)
 
     def _take(self, load: ReplicaLoad, question: Question, choice: Choice) -> Lease:
         lease = Lease(
