@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from extproc.core.features import Features
+    from extproc.core.lease import Lease
 
 LINE = 16
 SETTINGS = RouterSettings(
@@ -306,7 +307,7 @@ happenings = st.lists(
 @given(happenings)
 def test_the_least_loaded_is_found_whatever_happened(history: list[tuple[str, int, float]]) -> None:
     fleet_, now_s = fleet(5, session_candidates=0, home_candidates=0, holder_candidates=0, load_stale_s=0.3), 0.0
-    leases = []
+    leases: list[Lease] = []
     for happening, number, later_s in history:
         now_s += later_s
         match happening:
@@ -315,6 +316,7 @@ def test_the_least_loaded_is_found_whatever_happened(history: list[tuple[str, in
                 best = min(loads, key=lambda load: (load.total_in_flight > LINE, load.work_tokens()))
                 decision = fleet_.decide(prompt(f"chat {number}", 500 * number), now_s)
                 assert decision.replica_id == best.replica.id
+                assert decision.lease is not None
                 leases.append(decision.lease)
             case "answer" if leases:
                 fleet_.first_token(leases[number % len(leases)], now_s)
@@ -381,10 +383,11 @@ def test_conversations_under_a_hot_prefix_do_not_herd_on_one_replica() -> None:
 
 def test_conversations_under_one_prefix_begin_at_different_members_of_its_home() -> None:
     # The prefix is shorter than a tie, so where it is cached does not matter.
-    calm, system = fleet(8, session_candidates=0, holder_candidates=0, home_candidates=1), {"system_tokens": 100}
-    for number in range(60):
-        serve(calm, prompt(f"warm up {number}", 500, system="hot", **system))
-    went = Counter(serve(calm, prompt(f"chat {n}", 500, system="hot", **system)).replica_id for n in range(160))
+    calm = fleet(8, session_candidates=0, holder_candidates=0, home_candidates=1)
+    chats = [prompt(f"chat {number}", 500, system="hot", system_tokens=100) for number in range(220)]
+    for chat in chats[:60]:
+        serve(calm, chat)
+    went = Counter(serve(calm, chat).replica_id for chat in chats[60:])
     assert len(went) == 8  # all traffic has this prefix, so all of the fleet is its home
     assert max(went.values()) <= 2 * 160 / 8
 
