@@ -6,6 +6,7 @@ import json
 import queue
 import signal
 import sys
+import time
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 from urllib.error import URLError
@@ -18,6 +19,7 @@ from demo.ports import free_ports
 from demo.process import Process
 from demo.stack import toml
 from demo.wait import wait_until
+from extproc.service import FILE_POLL_S
 from tests.component.serving import Serving, messages
 
 if TYPE_CHECKING:
@@ -152,6 +154,19 @@ def test_what_waits_for_a_restart_is_said_at_each_reload(tmp_path: Path) -> None
         serving.send(signal.SIGHUP)
         second = serving.wait_for("configuration reloaded", 2)
         assert (second["changed"], second["after_restart"]) == ([], ["telemetry"])
+
+
+def test_a_file_is_read_once_for_a_signal_and_a_change(tmp_path: Path) -> None:
+    with Serving(tmp_path) as serving:
+        serving.wait_for("serving")
+        serving.sections["routing"] = {"policy": "ring_spillover"}
+        serving.write()
+        serving.send(signal.SIGHUP)
+        assert serving.wait_for("configuration reloaded")["changed"] == ["routing"]
+        # That nothing more happens can't be waited for, but that it had its chance can.
+        until_s = time.monotonic() + 4 * FILE_POLL_S
+        wait_until(lambda: time.monotonic() > until_s, "the file was looked at again")
+        assert len(serving.events("configuration reloaded")) == 1
 
 
 def test_a_mounted_file_is_replaced_by_its_link(tmp_path: Path) -> None:
