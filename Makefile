@@ -49,4 +49,5 @@ test-fast: $(READY) ## without Envoy and Ray
 	$(RUN)/python -m pytest -m "not vllm and not e2e" $(ARGS)
 
 include make/compose.mk
+include make/sim.mk
 include make/vllm.mk

@@ -1,4 +1,4 @@
-"""The command line: extproc serve | check-config | envoy-config | explain."""
+"""The command line: extproc serve | check-config | envoy-config | explain | simulate."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import os
 import sys
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -48,6 +49,8 @@ def _parser() -> argparse.ArgumentParser:
         if run is _envoy:
             command.add_argument("-o", "--output", metavar="FILE", type=Path, help="write it there instead")
     explain.add_parser(commands)
+    # By name: the simulator knows both sides of a fleet, and this package is to know nothing of the other.
+    import_module("sim.cli").add_parser(commands)
     return parser
 
 

@@ -66,7 +66,7 @@ class Engine:
     """next_s: when its current stride ends, infinity while idle. busy_s: time spent in steps.
 
     waiting: not admitted yet. prefilling: admitted, no token yet. preempted: how often that happened.
-    prompt_tokens, cached_tokens: of all prompts admitted so far.
+    prompt_tokens, cached_tokens: of all prompts so far; like vLLM's counters they move at a prompt's first token.
     """
 
     def __init__(self, model: EngineModel, block_tokens: int) -> None:
@@ -217,8 +217,6 @@ class Engine:
         visit.left_tokens = visit.context_tokens - cached
         if not visit.output_tokens:
             visit.cached_tokens = cached
-            self.prompt_tokens += turn.prompt_tokens
-            self.cached_tokens += cached
         return True
 
     def _start_decoding(self, visit: Visit, now_s: float, started: list[Visit], finished: list[Visit]) -> None:
@@ -227,6 +225,8 @@ class Engine:
         self._context_tokens += visit.context_tokens
         if not visit.output_tokens:
             visit.first_token_s = now_s
+            self.prompt_tokens += visit.turn.prompt_tokens
+            self.cached_tokens += visit.cached_tokens
             started.append(visit)
         visit.output_tokens += 1
         self._context_tokens += 1

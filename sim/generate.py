@@ -23,12 +23,16 @@ BLOCK_TOKENS: Final = 64
 """Four of vLLM's blocks: a prompt's unaligned end costs 3 ms more on the average, the simulation a quarter."""
 
 
+REQUESTS: Final = 12_000
+"""As many as in Mooncake's conversation trace."""
+
+
 @dataclass(frozen=True, slots=True)
 class Scale:
     """How much of a workload. speedup: multiplies the rate of conversations."""
 
     replicas: int
-    requests: int = 12_000
+    requests: int = REQUESTS
     speedup: float = 1.0
     seed: int = 0
 

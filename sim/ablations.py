@@ -1,0 +1,32 @@
+"""Our router with a part taken away, to see what the part is worth."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Final
+
+from extproc.core.settings import RouterSettings
+from sim.policies.core_router import CoreRouter
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from extproc.core.features import Features
+
+
+def _first_rung_only(features: Features) -> Features:
+    return dataclasses.replace(features, rungs=features.rungs[:1])
+
+
+ABLATIONS: Final[dict[str, Callable[[], CoreRouter]]] = {
+    "everything": CoreRouter,
+    "no ladder: the first rung only": lambda: CoreRouter(see=_first_rung_only),
+    "no placement memory": lambda: CoreRouter(RouterSettings(placement_entries=1)),
+    "level 1 only: the prefix's home": lambda: CoreRouter(RouterSettings(session_candidates=0, holder_candidates=0)),
+    "level 2 only: the conversation": lambda: CoreRouter(RouterSettings(home_candidates=0, holder_candidates=0)),
+    "no token ledger: requests in flight only": lambda: CoreRouter(ledger=False),
+    "no first-token signal": lambda: CoreRouter(first_token_signal=False),
+    "4 routers": lambda: CoreRouter(routers=4),
+    "8 routers": lambda: CoreRouter(routers=8),
+}
+"""By what is missing."""
