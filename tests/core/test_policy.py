@@ -265,6 +265,17 @@ def test_the_home_takes_requests_until_it_is_past_the_line(policy: PolicyName, i
     assert (decision.replica_id != home_of(busy, turn), decision.reason is Reason.SPILLOVER) == (spills, spills)
 
 
+def test_home_is_where_the_conversation_is_held_even_if_the_ring_names_another() -> None:
+    busy, turn = fleet(), prompt("a", 50_000, session="a")
+    occupy(busy, LINE + 1, home_of(busy, turn))
+    away = serve(busy, turn).replica_id or ""
+    occupy(busy, 0, home_of(busy, turn))
+    assert busy.weigh(turn, 0.0).replica_id == away  # 50,000 tokens are cached there
+    occupy(busy, LINE + 1, away)
+    back = busy.decide(turn, 0.0)
+    assert (back.replica_id, back.reason) == (home_of(busy, turn), Reason.SPILLOVER)
+
+
 def test_past_the_line_is_avoided_even_where_it_would_be_faster() -> None:
     busy, turn = fleet(2), prompt("a", 50_000, session="a")
     serve(busy, turn)

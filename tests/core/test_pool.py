@@ -102,6 +102,16 @@ def test_yesterdays_traffic_is_forgotten() -> None:
     assert traffic.share(signature("new")) == pytest.approx(0.5)
 
 
+@pytest.mark.parametrize("days", [1, 30])
+def test_last_nights_traffic_is_forgotten_however_long_the_silence_was(days: int) -> None:
+    traffic = PrefixTraffic()
+    for _ in range(8):
+        traffic.note(signature("old"), 0.0)
+    traffic.note(signature("new"), days * 86_400.0)
+    assert traffic.share(signature("old")) == pytest.approx(0.0)
+    assert traffic.share(signature("new")) == pytest.approx(1.0)
+
+
 def test_requests_without_a_prefix_are_traffic_too() -> None:
     traffic = PrefixTraffic()
     traffic.note(signature("hot"), 0.0)
