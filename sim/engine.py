@@ -168,7 +168,6 @@ class Engine:
             if visit.blocks is None:
                 continue  # preempted just now
             visit.left_tokens -= chunk
-            self._publish(visit, visit.context_tokens - visit.left_tokens)
             if not visit.left_tokens:
                 self._start_decoding(visit, now_s, started, finished)
         self._begin(now_s)
@@ -202,6 +201,8 @@ class Engine:
         chunk = min(visit.left_tokens, budget)
         if chunk > 0:
             self._chunks.append((visit, chunk))
+            # Found by others from now on, even in the same step, as in vLLM.
+            self._publish(visit, visit.context_tokens - visit.left_tokens + chunk)
         return max(chunk, 0)
 
     def _admit(self, visit: Visit) -> bool:

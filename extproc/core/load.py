@@ -7,6 +7,7 @@ counting requests would call a replica of short follow-ups busy and one with a s
 from __future__ import annotations
 
 import math
+from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -16,8 +17,9 @@ if TYPE_CHECKING:
 
 LEARNING_MEMORY: Final = 0.95
 """Weight of the past at each observation: an average over about the last 20."""
-COUNTER_MEMORY: Final = 0.99
-"""The same at each reading of an engine's counters, which move by whole prompts: about the last 50 s of prefill."""
+SPEED_STEP: Final = 0.02
+"""By how much a speed that is judged by the engine's queue is corrected at a time: at a reading every 500 ms, a
+speed that is off by half is right after 20 s of queueing."""
 MIN_SAMPLE_TOKENS: Final = 256
 """Shorter prefills say more of overheads than of speed."""
 SLOWEST_START: Final = 0.1
@@ -42,6 +44,7 @@ class ReplicaLoad:
         "_joined_s",
         "_last_first_token_s",
         "_ledger",
+        "_open",
         "_settings",
         "_warm",
         "capacity_tokens",
@@ -71,6 +74,7 @@ class ReplicaLoad:
         self.engine_s = now_s
         self._settings = settings
         self._joined_s = -math.inf if warm else now_s
+        self._open: dict[Lease, None] = {}
         self._ledger: dict[Lease, float] = {}  # in the order of arrival, as the engine works it off
         self._drained_s = now_s
         self._last_first_token_s = now_s
@@ -80,7 +84,7 @@ class ReplicaLoad:
 
     @property
     def prefill_tokens_per_s(self) -> float:
-        """The replica's prefill speed, learned from first tokens or, where none is signalled, from its counters."""
+        """The replica's prefill speed, learned from first tokens or, without them, from the engine's queue."""
         return self._busy_tokens / self._busy_s
 
     @property
@@ -108,6 +112,7 @@ class ReplicaLoad:
     def take(self, lease: Lease, now_s: float) -> None:
         self.drain(now_s)
         self.in_flight += 1
+        self._open[lease] = None
         self._ledger[lease] = lease.uncached_tokens
         self.ledger_tokens += lease.uncached_tokens
         self.computed_tokens += lease.uncached_tokens
@@ -133,6 +138,7 @@ class ReplicaLoad:
     def release(self, lease: Lease, now_s: float) -> None:
         self.drain(now_s)
         self.in_flight -= 1
+        del self._open[lease]
         self._settle(lease)
         self.refresh(now_s)
 
@@ -182,26 +188,35 @@ class ReplicaLoad:
             self._busy_tokens = LEARNING_MEMORY * self._busy_tokens + lease.uncached_tokens
             self._busy_s = LEARNING_MEMORY * self._busy_s + took_s
 
-    def _learn_speed_from_counters(self, earlier: EngineLoad, later: EngineLoad, took_s: float) -> None:
-        """Prompts that wait at one reading and still at the next: the engine was at prefill all the time between."""
-        if earlier.prompt_tokens_computed is None or later.prompt_tokens_computed is None:
-            return
-        computed = later.prompt_tokens_computed - earlier.prompt_tokens_computed
-        if earlier.waiting and later.waiting and computed >= 0 and 0 < took_s <= self._settings.load_stale_s:
-            self._busy_tokens = COUNTER_MEMORY * self._busy_tokens + computed
-            self._busy_s = COUNTER_MEMORY * self._busy_s + took_s
-
     def adopt(self, settings: RouterSettings) -> None:
         """Go by new settings from the next `refresh` on; what was learned stays."""
         self._settings = settings
 
     def report(self, engine: EngineLoad, now_s: float) -> None:
         """The engine's own figures. What it has beyond our leases came by other routers."""
-        if self.engine is not None and not self.signals_first_token:
-            self._learn_speed_from_counters(self.engine, engine, now_s - self.engine_s)
         self.engine = engine
         self.engine_s = now_s
         self.others_in_flight = max(0, engine.running + engine.waiting - self.in_flight)
         if engine.capacity_tokens is not None and engine.capacity_tokens > 0:
             self.capacity_tokens = engine.capacity_tokens
+        if not self.signals_first_token:
+            self.drain(now_s)
+            self._correct(max(0, engine.waiting))
         self.refresh(now_s)
+
+    def _correct(self, waiting: int) -> None:
+        """Where no first token is signalled: by the engine's own queue, correct the ledger and the speed behind it.
+
+        The last that came are those that wait, and nothing of them is done. The ledger ought to have had just them
+        and one at work. With fewer in it, prefill was thought too fast; with more, too slow.
+        """
+        if self.others_in_flight:
+            waiting = waiting * self.in_flight // (self.in_flight + self.others_in_flight)
+        thought = max(0, len(self._ledger) - 1)
+        if waiting > thought:
+            self._busy_s *= 1.0 + SPEED_STEP
+        elif waiting < thought:
+            self._busy_s /= 1.0 + SPEED_STEP
+        for lease in reversed([*islice(reversed(self._open), waiting)]):
+            self.ledger_tokens += lease.uncached_tokens - self._ledger.pop(lease, 0.0)
+            self._ledger[lease] = lease.uncached_tokens

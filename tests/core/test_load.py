@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from pytest import approx
 
 from extproc.core.lease import Lease
-from extproc.core.load import MIN_SAMPLE_TOKENS, SLOWEST_START, ReplicaLoad
+from extproc.core.load import MIN_SAMPLE_TOKENS, SLOWEST_START, SPEED_STEP, ReplicaLoad
 from extproc.core.replica import EngineLoad, Replica
 from extproc.core.router import RouterSettings
 from tests.core.prompts import replica
@@ -66,6 +66,62 @@ def test_a_request_that_ends_early_gives_back_what_it_had_left() -> None:
     assert ledger(load, 0.25) == 500
     load.release(second, 0.35)
     assert (load.ledger_tokens, load.in_flight) == (0.0, 0)
+
+
+# Guessing better: the engine says how many wait
+
+
+def waiting(load: ReplicaLoad, requests: int, now_s: float, *, running: int = 0) -> None:
+    load.report(EngineLoad(running, requests), now_s)
+
+
+def test_those_that_wait_are_the_last_that_came_and_nothing_of_them_is_done() -> None:
+    load = load_of()
+    for tokens in (1000, 500, 200):
+        take(load, tokens, 0.0)
+    assert ledger(load, 1.6) == approx(100)  # thought: 0 + 0 + 100
+    waiting(load, 2, 1.6, running=1)
+    assert load.ledger_tokens == 700  # 500 + 200
+    waiting(load, 0, 1.6, running=3)
+    assert load.ledger_tokens == 700  # which of them is at work, and how far, it doesn't say
+
+
+@pytest.mark.parametrize(
+    ("left", "waits", "factor"),
+    [(3, 2, 1.0), (3, 3, 1 / (1 + SPEED_STEP)), (3, 1, 1 + SPEED_STEP), (0, 1, 1 / (1 + SPEED_STEP)), (1, 0, 1.0)],
+)
+def test_a_queue_that_is_longer_than_thought_means_a_slower_replica(left: int, waits: int, factor: float) -> None:
+    load = load_of()
+    for _ in range(3 - left):
+        take(load, 1, 0.0)
+    for _ in range(left):
+        take(load, 10_000, 0.0)
+    load.pass_time(1.0)
+    waiting(load, waits, 1.0, running=3 - waits)
+    assert load.prefill_tokens_per_s == approx(1000 * factor)
+
+
+def test_of_a_queue_that_others_share_a_part_is_ours() -> None:
+    load = load_of()
+    take(load, 100, 0.0)
+    take(load, 100, 0.0)
+    load.pass_time(5.0)
+    waiting(load, 2, 5.0, running=2)  # two of four requests are ours, so one of the two that wait
+    assert load.ledger_tokens == 100
+
+
+def test_where_first_tokens_are_signalled_the_queue_says_nothing_new() -> None:
+    load = load_of()
+    load.first_token(take(load, 100, 0.0), 0.1)
+    waiting(load, 1, 5.0)
+    assert (load.ledger_tokens, load.prefill_tokens_per_s) == (0.0, 1000.0)
+
+
+def test_a_queue_of_less_than_nobody_harms_nothing() -> None:
+    load = load_of()
+    take(load, 100, 0.0)
+    waiting(load, -7, 0.0)
+    assert load.ledger_tokens == 100
 
 
 # Knowing: answers begin with their first token

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from extproc.core.settings import RouterSettings
 from sim.bound import bound
 from sim.engine import EngineModel
 from sim.fleet import simulate
@@ -33,7 +34,7 @@ def test_the_articles_scenario(signal: bool) -> None:
 
 @pytest.mark.parametrize("source", ["tenants", "few_tenants"])
 def test_shared_system_prompts(source: str) -> None:
-    scale = Scale(replicas=16, requests=4000)
+    scale = Scale(replicas=16, requests=8000)  # fewer, and the first copy of each prompt weighs too much
     ours, best = play(source, "expected_work", scale), play(source, "omniscient", scale)
     assert ours.ttft_mean_s <= 1.10 * best.ttft_mean_s
 
@@ -53,8 +54,6 @@ def test_one_hot_prefix_spreads_under_load() -> None:
 @pytest.mark.parametrize("assumed_tokens_per_s", [2000.0, 32_000.0])
 def test_a_wrong_idea_of_speed_is_corrected_by_the_engines_queues(assumed_tokens_per_s: float) -> None:
     """Without any first-token signal, at a load at which prompts queue."""
-    from extproc.core.settings import RouterSettings  # noqa: PLC0415
-
     scale = Scale(replicas=8, requests=4000)
     workload = WORKLOADS["single_turn"](scale)
     settings = RouterSettings(prefill_tokens_per_s=assumed_tokens_per_s)

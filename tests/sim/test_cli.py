@@ -16,16 +16,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 KEYS = [
-    "policy",
-    "requests",
-    "hit_rate",
-    "ttft_mean_s",
-    "ttft_p50_s",
-    "ttft_p90_s",
-    "ttft_p99_s",
-    "e2e_mean_s",
-    "max_over_mean_load",
-    "state_entries",
+    *("policy", "requests", "hit_rate", "ttft_mean_s", "ttft_p50_s", "ttft_p90_s", "ttft_p99_s"),
+    *("e2e_mean_s", "max_over_mean_load", "state_entries"),
 ]
 
 
@@ -50,8 +42,8 @@ def test_a_line_of_json_for_each_policy(trace_file: Path, capsys: pytest.Capture
 
 
 def test_the_same_seed_gives_the_same_figures_in_another_process(trace_file: Path) -> None:
-    command = [sys.executable, "-m", "extproc", "simulate", "--trace", str(trace_file), "--replicas", "3", "--json"]
-    command[1:3] = ["-c", "from extproc.cli import main; main()"]
+    simulate = ["simulate", "--trace", str(trace_file), "--replicas", "3", "--json"]
+    command = [sys.executable, "-c", "from extproc.cli import main; main()", *simulate]
     outputs = {subprocess.run([*command, "--seed", "5"], check=True, capture_output=True).stdout for _ in range(2)}
     assert len(outputs) == 1
     assert outputs != {subprocess.run([*command, "--seed", "6"], check=True, capture_output=True).stdout}
