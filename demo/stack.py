@@ -54,10 +54,11 @@ class Stack:
         self._report = report
         self._deploy_timeout_s = deploy_timeout_s
         self._cleanup = ExitStack()
-        router, listen, admin = free_ports(3)
+        router, listen, admin, router_admin = free_ports(4)
         self.router_address = f"127.0.0.1:{router}"
         self.url = f"http://127.0.0.1:{listen}"
         self.envoy_admin = f"http://127.0.0.1:{admin}"
+        self.router_admin = f"http://127.0.0.1:{router_admin}"
         self.config_file = directory / "extproc.toml"
         self.spans_log = directory / "extproc.log"
         self._given_cluster = cluster
@@ -108,6 +109,7 @@ class Stack:
             "server": {"listen": self.router_address, "notice_s": 0.1, "drain_s": 2.0},
             "membership": {"source": "ray_serve", "ray_serve_url": self.cluster.dashboard_url},
             "telemetry": {"exporter": "console"},
+            "admin": {"listen": self.router_admin.removeprefix("http://")},
             "envoy": {
                 "listen": self.url.removeprefix("http://"),
                 "admin": self.envoy_admin.removeprefix("http://"),

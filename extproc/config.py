@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
+from extproc.admin import AdminSettings
 from extproc.core.features import FeatureSettings
 from extproc.core.settings import RouterSettings
 from extproc.envoy_config import EnvoySettings
@@ -44,6 +45,7 @@ class Config:
     features: FeatureSettings = field(default_factory=FeatureSettings)
     routing: RouterSettings = field(default_factory=RouterSettings)
     telemetry: TelemetrySettings = field(default_factory=TelemetrySettings)
+    admin: AdminSettings = field(default_factory=AdminSettings)
     envoy: EnvoySettings = field(default_factory=EnvoySettings)
 
 

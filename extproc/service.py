@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Final
 import structlog
 
 from extproc import config as configuration
+from extproc.admin import AdminServer
 from extproc.core.router import Router
 from extproc.eds import EndpointDiscovery
 from extproc.feeds.engine_metrics import EngineMetrics
 from extproc.feeds.health import ReplicaHealth
 from extproc.membership import Membership
+from extproc.metrics import RouterMetrics
 from extproc.observers import Observers
 from extproc.picker import EndpointPicker
 from extproc.server import Server
@@ -59,7 +61,12 @@ class Service:
         )
         self._provider = make_provider(config.telemetry)
         self._spans = DecisionSpans(self._provider, config.routing.policy) if self._provider else None
-        observers: list[DecisionObserver] = [each for each in (self._spans, self._health) if each is not None]
+        self._admin: AdminServer | None = None
+        metrics: RouterMetrics | None = None
+        if config.admin.listen:
+            metrics = RouterMetrics(self._router, self._membership)
+            self._admin = AdminServer(config.admin, metrics.text, lambda: bool(self._membership.listed))
+        observers: list[DecisionObserver] = [each for each in (self._spans, metrics, self._health) if each is not None]
         self._picker = EndpointPicker(self._router, config.features, Observers(*observers))
         self._server = Server(config.server, self._picker, self._endpoints)
 
@@ -69,6 +76,8 @@ class Service:
         loop.add_signal_handler(signal.SIGTERM, self._stop.set)
         loop.add_signal_handler(signal.SIGINT, self._stop.set)
         loop.add_signal_handler(signal.SIGHUP, self.reload)
+        if self._admin is not None:
+            await self._admin.start()
         log.info("serving", address=await self._server.start(), policy=self._config.routing.policy.value)
         tasks = [asyncio.create_task(work) for work in self._work()]
         tasks.append(asyncio.create_task(self._stop.wait()))
@@ -83,6 +92,8 @@ class Service:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+            if self._admin is not None:
+                await self._admin.stop()
             if self._provider is not None:
                 await asyncio.to_thread(self._provider.shutdown)
 
