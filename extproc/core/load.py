@@ -91,6 +91,10 @@ class ReplicaLoad:
     def total_in_flight(self) -> int:
         return self.in_flight + self.others_in_flight
 
+    def start_slowly(self, now_s: float) -> None:
+        """Count as new from now on: the idle look of a replica that comes back says nothing of its speed."""
+        self._joined_s = now_s
+
     def refresh(self, now_s: float) -> None:
         """Bring `waiting_tokens` and `pace` up to date: at every change, and by the clock."""
         self.waiting_tokens = self.ledger_tokens + self._settings.decode_tokens * (

@@ -70,6 +70,8 @@ class Router:
             if load is None or load.replica.endpoint != replica.endpoint:
                 self._serial += 1
                 load = ReplicaLoad(replica, self._serial, self.settings, now_s, warm=first)
+            elif load.replica.draining and not replica.draining:
+                load.start_slowly(now_s)  # it was unwell: it may have restarted, or fail again
             load.replica = replica
             load.refresh(now_s)
             loads[replica_id] = load

@@ -344,3 +344,18 @@ def test_applications_under_route_prefixes_get_their_own_paths_only() -> None:
     for (path, model), expected in chosen.items():
         features = Features(Api.OTHER, model, None, None, (), None, 0, False, path=path)
         assert fleet.decide(features, 0.0).replica_id == expected, path
+
+
+def test_a_replica_that_was_unwell_starts_slowly_when_it_is_back() -> None:
+    well, other = Replica("a", "10.0.0.1:80"), Replica("b", "10.0.0.2:80")
+    fleet = Router(RouterSettings(slow_start_s=10.0))
+    fleet.set_members([well, other], 0.0)
+    fleet.set_members([replace(well, draining=True), other], 100.0)
+    fleet.set_members([well, other], 200.0)
+    # A tenth of its speed at first, half after half the time, all of it after 10 s.
+    paces = []
+    for now_s in (200.0, 205.0, 210.0):
+        fleet.tick(now_s)
+        paces.append(fleet.loads["a"].pace)
+    assert paces == [pytest.approx(10.0), pytest.approx(2.0), 1.0]
+    assert fleet.loads["b"].pace == 1.0
