@@ -168,6 +168,9 @@ class _Writer:
         return Prompt(self._stream(), system_end, opening_end)
 
     def _turn(self, role: str, turn: dict[str, object], open_: bool) -> None:
+        if len(turn) == 2 and "role" in turn and not open_ and isinstance(text := turn.get("content"), str):
+            self._pieces += (_TURN, role, _UNIT, self._mask(text))  # a role and a text: nearly every turn
+            return
         field = "content" if "content" in turn else "output"
         self._pieces += (_TURN, role, _UNIT)
         self._content(turn.get(field), open_ and last_key(turn) == field)

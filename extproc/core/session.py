@@ -41,13 +41,14 @@ def find_session(headers: Mapping[str, str], fields: Mapping[str, object], setti
     absent. An object stands for its "id" (the Responses API names a conversation either way).
     """
     for name in settings.session_headers:
-        session_id = _id(headers.get(name))
-        if session_id:
+        if name in headers and (session_id := _id(headers[name])):
             return Session(session_id, f"header:{name}")
     for path in settings.session_fields:
-        session_id = _id(_field(fields, path))
-        if session_id:
-            return Session(session_id, f"body:{path}")
+        # Most are not there, and are passed over without looking closer.
+        if path in fields or (path.partition(".")[0] in fields and "." in path):
+            session_id = _id(_field(fields, path))
+            if session_id:
+                return Session(session_id, f"body:{path}")
     return None
 
 
