@@ -31,6 +31,7 @@ class ReplicaLoad:
 
     serial: unique in the router's life, so that nothing is inherited by a later replica of the same id or port.
     in_flight: own open leases. others_in_flight: what the engine reports beyond them (other routers' requests).
+    others_tokens: prefill of theirs that waits, as far as the engine's queue tells.
     computed_tokens: all that was ever sent here to be computed; the clock of the cache's own LRU.
     signals_first_token: this engine's answers tell when a prefill ended, so the ledger need not guess.
     waiting_tokens: outstanding prefill, and what the requests in flight cost it. pace: 1 / (weight x warmth), where
@@ -46,6 +47,7 @@ class ReplicaLoad:
         "_ledger",
         "_open",
         "_settings",
+        "_typical_tokens",
         "_warm",
         "capacity_tokens",
         "computed_tokens",
@@ -54,6 +56,7 @@ class ReplicaLoad:
         "in_flight",
         "ledger_tokens",
         "others_in_flight",
+        "others_tokens",
         "pace",
         "replica",
         "serial",
@@ -66,6 +69,7 @@ class ReplicaLoad:
         self.serial = serial
         self.in_flight = 0
         self.others_in_flight = 0
+        self.others_tokens = 0.0
         self.ledger_tokens = 0.0
         self.computed_tokens = 0.0
         self.capacity_tokens = settings.kv_capacity_tokens
@@ -80,6 +84,7 @@ class ReplicaLoad:
         self._last_first_token_s = now_s
         self._busy_tokens = settings.prefill_tokens_per_s
         self._busy_s = 1.0
+        self._typical_tokens = 0.0
         self.refresh(now_s)
 
     @property
@@ -97,9 +102,8 @@ class ReplicaLoad:
 
     def refresh(self, now_s: float) -> None:
         """Bring `waiting_tokens` and `pace` up to date: at every change, and by the clock."""
-        self.waiting_tokens = self.ledger_tokens + self._settings.decode_tokens * (
-            self.in_flight + self.others_in_flight
-        )
+        in_flight = self.in_flight + self.others_in_flight
+        self.waiting_tokens = self.ledger_tokens + self.others_tokens + self._settings.decode_tokens * in_flight
         age_s, slow_start_s = now_s - self._joined_s, self._settings.slow_start_s
         self._warm = age_s >= slow_start_s
         warmth = 1.0 if self._warm else max(SLOWEST_START, age_s / slow_start_s)
@@ -120,6 +124,7 @@ class ReplicaLoad:
         self._ledger[lease] = lease.uncached_tokens
         self.ledger_tokens += lease.uncached_tokens
         self.computed_tokens += lease.uncached_tokens
+        self._typical_tokens += (1.0 - LEARNING_MEMORY) * (lease.uncached_tokens - self._typical_tokens)
         self.refresh(now_s)
 
     def first_token(self, lease: Lease, now_s: float) -> None:
@@ -173,7 +178,7 @@ class ReplicaLoad:
         self.drain(now_s)
         stale = self._is_stale(now_s)
         if stale:
-            self.others_in_flight = 0
+            self.others_in_flight, self.others_tokens = 0, 0.0
         self.refresh(now_s)
         return stale
 
@@ -203,9 +208,13 @@ class ReplicaLoad:
         self.others_in_flight = max(0, engine.running + engine.waiting - self.in_flight)
         if engine.capacity_tokens is not None and engine.capacity_tokens > 0:
             self.capacity_tokens = engine.capacity_tokens
+        # The queue is taken to hold as much of ours as the replica does, and others' requests to be like ours.
+        waiting = max(0, engine.waiting)
+        own_waiting = waiting * self.in_flight // max(1, self.total_in_flight)
+        self.others_tokens = (waiting - own_waiting) * self._typical_tokens
         if not self.signals_first_token:
             self.drain(now_s)
-            self._correct(max(0, engine.waiting))
+            self._correct(own_waiting)
         self.refresh(now_s)
 
     def _correct(self, waiting: int) -> None:
@@ -214,8 +223,6 @@ class ReplicaLoad:
         The last that came are those that wait, and nothing of them is done. The ledger ought to have had just them
         and one at work. With fewer in it, prefill was thought too fast; with more, too slow.
         """
-        if self.others_in_flight:
-            waiting = waiting * self.in_flight // (self.in_flight + self.others_in_flight)
         thought = max(0, len(self._ledger) - 1)
         if waiting > thought:
             self._busy_s *= 1.0 + SPEED_STEP

@@ -47,6 +47,7 @@ class Question(NamedTuple):
 
     key: its place on the ring; without affinity a different one each time.
     only: endpoints that may be chosen, None: any.
+    others_share: how much of the fleet's traffic comes by other routers, 0..1.
     """
 
     features: Features
@@ -54,6 +55,7 @@ class Question(NamedTuple):
     prompt_tokens: float
     now_s: float
     only: frozenset[str] | None
+    others_share: float
 
     def allows(self, load: ReplicaLoad) -> bool:
         return self.only is None or load.replica.endpoint in self.only
@@ -139,6 +141,9 @@ class ExpectedWork:
         prompt_bytes, prompt_tokens = question.features.prompt_bytes, question.prompt_tokens
         tokens_per_byte = prompt_tokens / prompt_bytes if prompt_bytes else 0.0
         emphasis = 1.0 + self._settings.reuse_weight
+        # A conversation that is new here may be an old one of other routers; then it is where the ring says first.
+        # And one that is new everywhere should go there, for them to find it.
+        presumed = candidates[0] if question.others_share and not known else None
         weighed: list[Weighed] = []
         for load in candidates:
             serial, matched = load.serial, 0
@@ -152,7 +157,8 @@ class ExpectedWork:
                         matched = min(known[serial][0], prompt_bytes)
                     break
             uncached = prompt_tokens - matched * tokens_per_byte if matched < prompt_bytes else 0.0
-            cost = (load.waiting_tokens + uncached * emphasis) * load.pace
+            expected = uncached * (1.0 - question.others_share) if load is presumed else uncached
+            cost = (load.waiting_tokens + expected * emphasis) * load.pace
             weighed.append((load, matched, uncached, cost, load.in_flight + load.others_in_flight))
         return weighed
 

@@ -261,6 +261,23 @@ def test_what_an_engine_has_beyond_our_leases_came_by_other_routers(
     assert (load.in_flight, load.others_in_flight, load.total_in_flight) == (own, others, own + others)
 
 
+def test_what_others_have_in_the_queue_counts_as_so_many_requests_like_ours() -> None:
+    load = load_of()
+    for _ in range(200):  # long enough for the mean to be theirs
+        load.release(take(load, 800, 0.0), 0.0)
+    take(load, 0, 0.0)
+    load.report(EngineLoad(running=1, waiting=3), 0.0)
+    assert load.others_in_flight == 3
+    assert load.waiting_tokens == approx(
+        3 * 760 + 4 * 10, rel=1e-3
+    )  # of four requests one is ours, of three that wait none
+    load.report(EngineLoad(running=1, waiting=0), 0.1)
+    assert load.waiting_tokens == approx(10)
+    load.report(EngineLoad(running=1, waiting=3), 0.2)
+    load.pass_time(6.0)  # too old
+    assert load.waiting_tokens == approx(10)
+
+
 def test_figures_that_are_too_old_no_longer_count() -> None:
     load = load_of()
     load.report(EngineLoad(running=4, waiting=0), 10.0)

@@ -174,6 +174,28 @@ def test_a_conversation_leaves_home_when_waiting_costs_more_than_its_cache_saves
     assert (busy.decide(turn, 0.0).replica_id == home_of(busy, turn)) is stays
 
 
+@pytest.mark.parametrize(("ours", "at_home"), [(0, True), (4, True), (8, False)])
+def test_a_conversation_new_to_one_of_several_routers_is_presumed_to_be_at_home(ours: int, at_home: bool) -> None:
+    """The fewer requests come by others, the less likely one of them has sent it there.
+
+    Home has 12 more in flight than the rest, worth 768 tokens, 640 beyond a tie. Others have just those 12, so
+    their share of all is 12 / (12 + ours), 1, 0.75 or 0.6, and the presumed part of the prompt as much of 1,000.
+    """
+    shared, turn = fleet(), prompt("a", 1000, session="a")
+    home = home_of(shared, turn)
+    for replica_id in shared.loads:
+        load = shared.loads[replica_id]
+        for _ in range(ours // 4):
+            lease = shared.decide(without_affinity(), 0.0, frozenset({load.replica.endpoint})).lease
+            assert lease is not None
+            shared.first_token(lease, 0.0)
+    for tenth in range(300):  # half a minute
+        occupy(shared, ours // 4 + 12, home, now_s=tenth / 10)
+        occupy(shared, ours // 4, *(shared.loads.keys() - {home}), now_s=tenth / 10)
+        shared.tick(tenth / 10)
+    assert (shared.weigh(turn, 30.0).replica_id == home) is at_home
+
+
 def test_a_conversation_goes_home_when_it_is_calm_there() -> None:
     busy, home = fleet(), home_of(fleet(), prompt("a", 0, session="a"))
     serve(busy, prompt("a", 4000, session="a"))

@@ -60,3 +60,13 @@ def test_a_wrong_idea_of_speed_is_corrected_by_the_engines_queues(assumed_tokens
     policy = make("expected_work", Conditions(settings, first_token_signal=False))
     ours = report(simulate(workload, policy, 8, MODEL))
     assert ours.ttft_mean_s <= 1.25 * play("single_turn", "expected_work", scale).ttft_mean_s
+
+
+def test_routers_that_share_nothing_still_agree_where_a_conversation_lives() -> None:
+    """Each meets a quarter of a conversation's turns; the ring is all that they have in common."""
+    scale = Scale(replicas=8)
+    policy = make("expected_work", Conditions(routers=4))
+    four = report(simulate(WORKLOADS["dialogue"](scale), policy, 8, MODEL))
+    assert four.follow_up_ttft_mean_s is not None
+    follow_up_s = play("dialogue", "round_robin", scale).follow_up_ttft_mean_s
+    assert follow_up_s is not None and four.follow_up_ttft_mean_s <= 0.6 * follow_up_s
