@@ -27,6 +27,8 @@ console = Console()
 
 def main() -> int:
     args = _arguments()
+    # Also where a shell has started us in the background and with SIGINT ignored.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that a plain kill ends everything too
     try:
         with Stack(
