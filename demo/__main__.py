@@ -11,6 +11,7 @@ import sys
 import urllib.request
 from pathlib import Path
 
+from aiohttp import ClientError
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
@@ -47,7 +48,7 @@ def main() -> int:
                 _stay(stack, model)
     except KeyboardInterrupt:
         console.print("\n[dim]ended")
-    except (ClusterError, RuntimeError, TimeoutError) as error:
+    except (ClusterError, RuntimeError, OSError, ClientError) as error:
         console.print(f"[red]{error}")
         console.print(f"logs: {args.directory}")
         return 1

@@ -152,6 +152,6 @@ class Summary:
         return cls(
             hit_rate=sum(turn.cached_tokens for turn in turns) / sum(turn.prompt_tokens for turn in turns),
             mean_ttft_s=fmean(turn.ttft_s for turn in turns),
-            follow_up_ttft_s=fmean(turn.ttft_s for turn in turns if turn.number > 1),
+            follow_up_ttft_s=fmean([turn.ttft_s for turn in turns if turn.number > 1] or [0.0]),
             replicas_per_user=fmean(len({turn.replica for turn in turns if turn.user == user}) for user in users),
         )

@@ -54,11 +54,7 @@ class Stack:
         self._report = report
         self._deploy_timeout_s = deploy_timeout_s
         self._cleanup = ExitStack()
-        router, listen, admin, router_admin = free_ports(4)
-        self.router_address = f"127.0.0.1:{router}"
-        self.url = f"http://127.0.0.1:{listen}"
-        self.envoy_admin = f"http://127.0.0.1:{admin}"
-        self.router_admin = f"http://127.0.0.1:{router_admin}"
+        self.router_address = self.url = self.envoy_admin = self.router_admin = ""
         self.config_file = directory / "extproc.toml"
         self.spans_log = directory / "extproc.log"
         self._given_cluster = cluster
@@ -87,9 +83,14 @@ class Stack:
             self._cleanup.callback(self.cluster.stop)
             self._report(f"deploying {self.app.num_replicas} replicas ({self.app.engine})")
             self.cluster.deploy(self.app, timeout_s=self._deploy_timeout_s)
+        # Only now: while it starts, Ray takes a hundred of the ports that were free before.
+        router, listen, admin, router_admin = free_ports(4)
+        self.router_address = f"127.0.0.1:{router}"
+        self.url = f"http://127.0.0.1:{listen}"
+        self.envoy_admin = f"http://127.0.0.1:{admin}"
+        self.router_admin = f"http://127.0.0.1:{router_admin}"
         self._report("starting the router")
         self.config_file.write_text(toml(self._sections()), encoding="utf-8")
-        self._cleanup.callback(self.stop_router)
         self.start_router()
         self._report("starting Envoy")
         bootstrap = self.directory / "envoy.yaml"
@@ -124,13 +125,10 @@ class Stack:
 
     def start_router(self) -> None:
         """Start the router (again)."""
+        started_at = len(self.spans_log.read_text()) if self.spans_log.exists() else 0
         self.router = Process([*_EXTPROC, "serve", "--config", self.config_file], self.spans_log)
-        started_at = len(self.router.log())
+        self._cleanup.callback(self.router.stop)
         self.router.wait_ready(lambda: "membership changed" in self.router.log()[started_at:], "the router knows it")
-
-    def stop_router(self) -> None:
-        """End the router as an operator would."""
-        self.router.stop()
 
     def kill_router(self) -> None:
         """End the router without a word."""

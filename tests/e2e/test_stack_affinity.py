@@ -11,6 +11,7 @@ import pytest
 from demo.conversation import AFFINITY, ROUND_ROBIN, Script, Summary, play
 from demo.wait import until
 from tests.support.client import Chat, ask, long_text
+from tests.support.metrics import figure
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -86,9 +87,9 @@ async def test_a_saturated_home_spills_over_and_the_session_comes_back(
     chat.messages.append({"role": "system", "content": long_text("a long history", 4000)})
     home = (await chat.say("first question")).replica
 
-    # 17 generations of 8 s in the same session: the 17th still finds no more than 16 in flight.
+    # 17 generations of 40 s in the same session: the 17th still finds no more than 16 in flight.
     busy = [
-        asyncio.create_task(Chat(client, stack.url, chat.headers, {}, list(chat.messages)).say("go on", 320))
+        asyncio.create_task(Chat(client, stack.url, chat.headers, {}, list(chat.messages)).say("go on", 1600))
         for _ in range(SATURATION + 1)
     ]
     try:
@@ -100,7 +101,7 @@ async def test_a_saturated_home_spills_over_and_the_session_comes_back(
             running = [line for line in text.splitlines() if line.startswith("vllm:num_requests_running{")]
             return float(running[0].split()[-1]) > SATURATION
 
-        await until(saturated, "the home has 17 requests", 8.0)
+        await until(saturated, "the home has 17 requests", 20.0)
         aside = await chat.say("second question")
     finally:
         for task in busy:
@@ -114,7 +115,13 @@ async def test_a_saturated_home_spills_over_and_the_session_comes_back(
         home,
         aside.replica,
     )
+
     # It calms down as soon as its clients are gone, and the session goes home.
+    async def calm() -> bool:
+        async with client.get(f"{stack.router_admin}/metrics") as page:
+            return figure(await page.text(), "extproc_open_leases") == 0
+
+    await until(calm, "every lease is released", 10.0)
     back = await chat.say("third question")
     assert back.replica == home
     assert (await span_of(stack, back.trace_id))["routing.reason"] == "session"
