@@ -58,6 +58,6 @@ def test_it_renders_the_bootstrap_by_itself(installed: Path, tmp_path: Path) -> 
 
 def test_it_holds_the_product_alone(installed: Path) -> None:
     packages = {path.name for path in installed.iterdir() if not path.name.endswith(".dist-info")}
-    assert packages == {"extproc", "serve_app"}
+    assert packages == {"extproc", "serve_app", "sim"}
     (info,) = installed.glob("*.dist-info")
     assert "extproc = extproc.cli:main" in (info / "entry_points.txt").read_text(encoding="utf-8")
