@@ -1,4 +1,4 @@
-"""Our router with a part taken away, to see what the part is worth."""
+"""Our router with a part taken away or set otherwise, to see what the part is worth."""
 
 from __future__ import annotations
 
@@ -25,8 +25,10 @@ ABLATIONS: Final[dict[str, Callable[[], CoreRouter]]] = {
     "level 1 only: the prefix's home": lambda: CoreRouter(RouterSettings(session_candidates=0, holder_candidates=0)),
     "level 2 only: the conversation": lambda: CoreRouter(RouterSettings(home_candidates=0, holder_candidates=0)),
     "no token ledger: requests in flight only": lambda: CoreRouter(ledger=False),
+    "saturation line at 64 in flight, not 16": lambda: CoreRouter(RouterSettings(saturation_in_flight=64)),
+    "no weight on reuse": lambda: CoreRouter(RouterSettings(reuse_weight=0.0)),
     "no first-token signal": lambda: CoreRouter(first_token_signal=False),
     "4 routers": lambda: CoreRouter(routers=4),
     "8 routers": lambda: CoreRouter(routers=8),
 }
-"""By what is missing."""
+"""By what is different."""

@@ -93,6 +93,11 @@ class ReplicaLoad:
         return self._busy_tokens / self._busy_s
 
     @property
+    def queued(self) -> int:
+        """Own requests whose first token is still to come."""
+        return len(self._ledger)
+
+    @property
     def total_in_flight(self) -> int:
         return self.in_flight + self.others_in_flight
 

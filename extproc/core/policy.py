@@ -48,6 +48,7 @@ class Question(NamedTuple):
     key: its place on the ring; without affinity a different one each time.
     only: endpoints that may be chosen, None: any.
     others_share: how much of the fleet's traffic comes by other routers, 0..1.
+    queue: requests of ours per replica whose first token is still to come, on the average.
     """
 
     features: Features
@@ -56,6 +57,7 @@ class Question(NamedTuple):
     now_s: float
     only: frozenset[str] | None
     others_share: float
+    queue: float
 
     def allows(self, load: ReplicaLoad) -> bool:
         return self.only is None or load.replica.endpoint in self.only
@@ -140,7 +142,7 @@ class ExpectedWork:
     ) -> list[Weighed]:
         prompt_bytes, prompt_tokens = question.features.prompt_bytes, question.prompt_tokens
         tokens_per_byte = prompt_tokens / prompt_bytes if prompt_bytes else 0.0
-        emphasis = 1.0 + self._settings.reuse_weight
+        emphasis = 1.0 + self._settings.reuse_weight * question.queue
         # A conversation that is new here may be an old one of other routers; then it is where the ring says first.
         # And one that is new everywhere should go there, for them to find it.
         presumed = candidates[0] if question.others_share and not known else None

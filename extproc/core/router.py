@@ -31,8 +31,8 @@ LEARNING_MEMORY = 0.99
 ANYONE: Final = ("*", None)
 """The pool of all replicas; no path begins so."""
 
-SHARE_MEMORY = 0.98
-"""Weight of the past at each tick in the share of traffic that others have: about the last 5 s."""
+TRAFFIC_MEMORY = 0.98
+"""Weight of the past at each tick in what is known of the traffic as a whole: about the last 5 s."""
 
 
 class Router:
@@ -56,6 +56,7 @@ class Router:
         self._serial = 0
         self._lonely = 0
         self._others_share = 0.0
+        self._queue = 0.0
         self._load_stale = False
         self._bytes = self.settings.bytes_per_token
         self._tokens = 1.0
@@ -143,9 +144,7 @@ class Router:
                 stale = load.pass_time(now_s) or stale
                 self._changed(load)
         self._load_stale = stale
-        others = sum(load.others_in_flight for load in self._loads.values())
-        share = others / (others + len(self._leases)) if others else 0.0
-        self._others_share += (1.0 - SHARE_MEMORY) * (share - self._others_share)
+        self._follow_traffic()
 
     # --------------------------------------------------------------------------------------------------- decisions
 
@@ -222,6 +221,13 @@ class Router:
 
     # ------------------------------------------------------------------------------------------------------ internals
 
+    def _follow_traffic(self) -> None:
+        others = sum(load.others_in_flight for load in self._loads.values())
+        share = others / (others + len(self._leases)) if others else 0.0
+        queue = sum(load.queued for load in self._loads.values()) / max(1, len(self._loads))
+        self._others_share += (1.0 - TRAFFIC_MEMORY) * (share - self._others_share)
+        self._queue += (1.0 - TRAFFIC_MEMORY) * (queue - self._queue)
+
     def _pool(self, features: Features) -> Pool:
         path = features.path
         prefix = next((each for each in self._prefixes if path.startswith(each + "/")), "") if self._prefixes else ""
@@ -236,7 +242,7 @@ class Router:
             key = (self._lonely * 0x9E3779B97F4A7C15 % 2**64).to_bytes(8, "little")  # golden ratio: even steps
         # No engine takes more than its cache holds, whatever length a client declares.
         prompt_tokens = min(features.prompt_bytes / self.bytes_per_token, self.settings.kv_capacity_tokens)
-        return Question(features, key, prompt_tokens, now_s, only, self._others_share)
+        return Question(features, key, prompt_tokens, now_s, only, self._others_share, self._queue)
 
     def _take(self, load: ReplicaLoad, question: Question, choice: Choice) -> Lease:
         lease = Lease(

@@ -31,8 +31,9 @@ class RouterSettings:
     holder_candidates: how many replicas that are remembered to hold the prompt are weighed. 4 or 6 gained nothing over
         2 on any of the simulated workloads, and cost time.
     decode_tokens: what one request in flight costs a prefill beside it, in prefill tokens.
-    reuse_weight: how much more than its own wait a token to be computed counts, since it makes others wait too
-        and pushes other prompts out of the cache.
+    reuse_weight: a token to be computed keeps others waiting as well, about as many as are queued at a replica; so
+        it counts 1 + reuse_weight x (mean queue). Near nothing while the fleet keeps up; past that, when work saved
+        is what capacity is made of, it makes affinity stronger (docs/results.md).
     tie_tokens: work that differs by less is a tie, and ties keep ring order, so that a conversation that was
         pushed aside goes home. 128 tokens are about the 12 ms of a full cache hit.
     prefill_tokens_per_s: a replica's speed until it is learned: 4,096 tokens in 400 ms.
@@ -56,7 +57,7 @@ class RouterSettings:
     home_candidates: int = 2
     holder_candidates: int = 2
     decode_tokens: float = 64.0
-    reuse_weight: float = 0.0
+    reuse_weight: float = 1.0
     tie_tokens: float = 128.0
     prefill_tokens_per_s: float = 10_240.0
     bytes_per_token: float = 4.0

@@ -174,6 +174,26 @@ def test_a_conversation_leaves_home_when_waiting_costs_more_than_its_cache_saves
     assert (busy.decide(turn, 0.0).replica_id == home_of(busy, turn)) is stays
 
 
+@pytest.mark.parametrize(("waiting_each", "stays"), [(0, False), (1, False), (2, True)])
+def test_the_longer_the_queues_the_more_a_token_counts_that_need_not_be_computed(
+    waiting_each: int, stays: bool
+) -> None:
+    """The home has 2,000 tokens more to do, 1,000 are in its cache; they count 1,000 x (1 + queue)."""
+    busy, turn = fleet(reuse_weight=1.0, decode_tokens=0.0, tie_tokens=0.0), prompt("a", 1000, session="a")
+    serve(busy, turn)
+    home = home_of(busy, turn)
+    for load in busy.loads.values():
+        for number in range(waiting_each):
+            # The same wait everywhere, but at home.
+            tokens = 3000 + 2000 * (number == 0 and load.replica.id == home)
+            busy.decide(without_affinity(tokens), 0.0, frozenset({load.replica.endpoint}))
+    if not waiting_each:
+        busy.decide(without_affinity(2000), 0.0, frozenset({busy.loads[home].replica.endpoint}))
+    for _ in range(300):
+        busy.tick(0.0)  # no time passes, so nothing drains
+    assert (busy.weigh(turn, 0.0).replica_id == home) is stays
+
+
 @pytest.mark.parametrize(("ours", "at_home"), [(0, True), (4, True), (8, False)])
 def test_a_conversation_new_to_one_of_several_routers_is_presumed_to_be_at_home(ours: int, at_home: bool) -> None:
     """The fewer requests come by others, the less likely one of them has sent it there.
