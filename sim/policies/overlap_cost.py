@@ -1,4 +1,4 @@
-"""Overlap cost, as in NVIDIA Dynamo's KV router (docs/router): the least of
+"""Overlap cost, as in NVIDIA Dynamo's KV router (docs.nvidia.com/dynamo/design-docs/router-design): the least of
 
     overlap weight (1.0) x prefill blocks, outstanding and new, less what the cache has + active decode blocks
 

@@ -1,9 +1,9 @@
-"""Cache-aware routing with a radix tree, as in SGLang's router (sgl-router, policies/cache_aware.rs).
+"""Cache-aware routing with a radix tree, as SGLang's router and its successor SMG describe it
+(github.com/lightseekorg/smg, docs/concepts/routing/cache-aware.md).
 
 While loads are balanced (the busiest is not more than 64 requests and 1.5 times above the idlest): the replica with
-the longest match, if it matches more than 30% of the prompt, else the one with the smallest tree. While they aren't:
-the fewest requests. Matches are the engines' true caches instead of an approximate tree; the size of a tree is what
-was inserted into it.
+the longest match, if it matches more than 30% of the prompt. Else the fewest requests. Matches are the engines' true
+caches instead of a tree of what was sent.
 """
 
 from __future__ import annotations
@@ -13,9 +13,6 @@ from typing import TYPE_CHECKING, Final
 from sim.policies.policy import Policy
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from sim.engine import Engine
     from sim.turn import Visit
 
 CACHE_THRESHOLD: Final = 0.3
@@ -26,20 +23,11 @@ BALANCE_REL: Final = 1.5
 class Radix(Policy):
     name = "radix"
 
-    def start(self, engines: Sequence[Engine]) -> None:
-        super().start(engines)
-        self._tree_tokens = [0] * len(engines)
-
     def choose(self, visit: Visit, now_s: float) -> int:
-        turn = visit.turn
-        matched = [engine.cached_prefix_tokens(turn) for engine in self.engines]
         in_flight = [engine.in_flight for engine in self.engines]
         idlest, busiest = min(in_flight), max(in_flight)
-        if busiest - idlest > BALANCE_ABS and busiest > BALANCE_REL * idlest:
-            chosen = in_flight.index(idlest)
-        elif max(matched) > CACHE_THRESHOLD * turn.prompt_tokens:
-            chosen = matched.index(max(matched))
-        else:
-            chosen = self._tree_tokens.index(min(self._tree_tokens))
-        self._tree_tokens[chosen] += turn.prompt_tokens - matched[chosen]
-        return chosen
+        if busiest - idlest <= BALANCE_ABS or busiest <= BALANCE_REL * idlest:
+            matched = [engine.cached_prefix_tokens(visit.turn) for engine in self.engines]
+            if max(matched) > CACHE_THRESHOLD * visit.turn.prompt_tokens:
+                return matched.index(max(matched))
+        return in_flight.index(idlest)
