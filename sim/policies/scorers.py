@@ -1,8 +1,8 @@
 """Weighted scorers, as llm-d's scheduler combines them: 3 prefix cache + 2 queue + 2 KV-cache use, the highest wins.
 
-After llm-d.ai/docs (architecture, core, router, epp, scheduling) and its default profile: prefix = share of the prompt's blocks that
-the replica has; queue = 1 for the shortest queue, 0 for the longest, in between by length; KV = what is free. Here
-caches and metrics are the engines' own at this moment, not an index and a scrape.
+After llm-d.ai/docs (architecture, core, router, epp, scheduling) and its default profile: prefix = share of the
+prompt's blocks that the replica has; queue = 1 for the shortest queue, 0 for the longest, in between by length; KV =
+what is free. Here caches and metrics are the engines' own at this moment, not an index and a scrape.
 """
 
 from __future__ import annotations
