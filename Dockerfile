@@ -7,6 +7,7 @@ WORKDIR /source
 COPY pyproject.toml README.md LICENSE ./
 COPY extproc extproc
 COPY serve_app serve_app
+COPY sim sim
 COPY envoy envoy
 RUN pip wheel --no-cache-dir --no-deps --wheel-dir /wheels .
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -18,11 +19,15 @@ ROOT = Path(__file__).parent.parent
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel's content, unpacked."""
+    """The wheel's content, unpacked; built from what the image builds it from."""
     directory = tmp_path_factory.mktemp("wheel")
+    source = tmp_path_factory.mktemp("source")
+    for name in _copied_by_the_image():
+        copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
+        copy(ROOT / name, source / name)
     built = subprocess.run(
         [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", directory],
-        cwd=ROOT,
+        cwd=source,
         capture_output=True,
         text=True,
         timeout=60,
@@ -33,6 +38,11 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(directory / "site-packages")
     return directory / "site-packages"
+
+
+def _copied_by_the_image() -> list[str]:
+    stage, _, _ = (ROOT / "Dockerfile").read_text(encoding="utf-8").partition("pip wheel")
+    return [name for line in stage.splitlines() if line.startswith("COPY ") for name in line.split()[1:-1]]
 
 
 def test_it_renders_the_bootstrap_by_itself(installed: Path, tmp_path: Path) -> None:
