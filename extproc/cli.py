@@ -1,4 +1,4 @@
-"""The command line: extproc serve | check-config | envoy-config | explain | simulate."""
+"""The command line: extproc serve | check-config | envoy-config | explain | simulate | replay."""
 
 from __future__ import annotations
 
@@ -50,7 +50,8 @@ def _parser() -> argparse.ArgumentParser:
             command.add_argument("-o", "--output", metavar="FILE", type=Path, help="write it there instead")
     explain.add_parser(commands)
     # By name: the simulator knows both sides of a fleet, and this package is to know nothing of the other.
-    import_module("sim.cli").add_parser(commands)
+    for verb in ("sim.cli", "sim.replay"):
+        import_module(verb).add_parser(commands)
     return parser
 
 

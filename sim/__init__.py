@@ -10,7 +10,8 @@ Read the files in the order in which data flows:
     policies    who gets the next turn: ours through extproc.core, and peers' from their published descriptions
     fleet       the event loop: arrivals, engines, polls
     report      what came of it
-    experiments, plot, cli
+    results, plot, cli
+    script, performance, replay   the same turns as real requests, through a real Envoy
 
 The router is shown what it sees in production and nothing else: its own decisions, the ends of streams, first-token
 signals if there are any, and the engines' metrics every half second.

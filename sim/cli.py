@@ -15,6 +15,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from sim import plot, trace
+from sim.arguments import positive, positive_int
 from sim.engine import EngineModel
 from sim.fleet import POLL_S, simulate
 from sim.generate import REQUESTS, WORKLOADS, Scale
@@ -36,10 +37,10 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     source.add_argument("--trace", metavar="FILE", type=Path, help="requests in Mooncake's format")
     source.add_argument("--workload", choices=WORKLOADS, help="requests that are generated")
     parser.add_argument("--policies", type=_policies, default=list(POLICIES), help=f"of {','.join(POLICIES)}")
-    parser.add_argument("--replicas", type=_positive_int, default=16)
-    parser.add_argument("--requests", type=_positive_int, default=REQUESTS, help="of a workload, about")
-    parser.add_argument("--speedup", type=_positive, default=1.0, help="of arrivals")
-    parser.add_argument("--routers", type=_positive_int, default=1, help="independent instances of ours")
+    parser.add_argument("--replicas", type=positive_int, default=16)
+    parser.add_argument("--requests", type=positive_int, default=REQUESTS, help="of a workload, about")
+    parser.add_argument("--speedup", type=positive, default=1.0, help="of arrivals")
+    parser.add_argument("--routers", type=positive_int, default=1, help="independent instances of ours")
     parser.add_argument(
         "--signal",
         choices=("first_token", "none"),
@@ -47,9 +48,9 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         help="what engines' answers tell our router of their prefill",
     )
     model = EngineModel()
-    parser.add_argument("--prefill-tokens-per-s", type=_positive, default=model.prefill_tokens_per_s)
-    parser.add_argument("--kv-tokens", type=_positive_int, default=model.kv_tokens)
-    parser.add_argument("--poll-s", type=_positive, default=POLL_S, help="how often engines' metrics are read")
+    parser.add_argument("--prefill-tokens-per-s", type=positive, default=model.prefill_tokens_per_s)
+    parser.add_argument("--kv-tokens", type=positive_int, default=model.kv_tokens)
+    parser.add_argument("--poll-s", type=positive, default=POLL_S, help="how often engines' metrics are read")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", action="store_true", help="a line of JSON for each policy")
     parser.add_argument("--plot", metavar="FILE", type=Path, help="draw TTFT and load over time (a .png, .svg or .pdf)")
@@ -132,17 +133,3 @@ def _policies(text: str) -> list[str]:
         if name not in POLICIES:
             raise argparse.ArgumentTypeError(f"no policy is called {name!r}; there are {', '.join(POLICIES)}")
     return names
-
-
-def _positive_int(text: str) -> int:
-    value = int(text)
-    if value <= 0:
-        raise argparse.ArgumentTypeError("must be above 0")
-    return value
-
-
-def _positive(text: str) -> float:
-    value = float(text)
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError("must be a number above 0")
-    return value
