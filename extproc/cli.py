@@ -77,7 +77,9 @@ def _check(args: argparse.Namespace) -> int:
 
 def _envoy(args: argparse.Namespace) -> int:
     config = configuration.load(args.config)
-    bootstrap = render(config.envoy, config.server.listen, config.features.session_headers)
+    bootstrap = render(
+        config.envoy, config.server.listen, config.features.session_headers, config.telemetry.sample_ratio
+    )
     if args.output is not None:
         args.output.write_text(bootstrap, encoding="utf-8")
     else:

@@ -31,6 +31,8 @@ class EnvoySettings:
         answered.
     round_robin_route: let a request with "x-balance: round_robin" pass by the router (for comparisons).
     access_log: write one line per request to stdout.
+    otlp: "host:port" of an OpenTelemetry collector that takes OTLP over HTTP; empty: Envoy writes no spans. What share
+        of the requests is traced, `telemetry.sample_ratio` says for both.
     """
 
     listen: str = "127.0.0.1:10000"
@@ -43,9 +45,10 @@ class EnvoySettings:
     retries: int = 2
     round_robin_route: bool = False
     access_log: bool = False
+    otlp: str = ""
 
     def __post_init__(self) -> None:
-        for name in ("listen", "admin", "router"):
+        for name in ("listen", "admin", "router", "otlp"):
             if address := getattr(self, name):
                 try:
                     split_address(address)
@@ -59,20 +62,25 @@ class EnvoySettings:
             raise ValueError("retries must be at least 0")
 
 
-def render(settings: EnvoySettings, server_listen: str, session_headers: Sequence[str]) -> str:
+def render(
+    settings: EnvoySettings, server_listen: str, session_headers: Sequence[str], sample_ratio: float = 1.0
+) -> str:
     """The bootstrap as YAML.
 
     server_listen: where the service listens, "host:port".
     session_headers: what the fallback hashes, the first one present; `-` and `_` are tried alike.
+    sample_ratio: share, 0..1, of the requests without a trace of their own that begin one.
     Raises ValueError on an address that is none.
     """
     template = next(path for path in _TEMPLATES if path.exists())
-    values = _values(settings, settings.router or server_listen, session_headers)
+    values = _values(settings, settings.router or server_listen, session_headers, sample_ratio)
     bootstrap = _fill(yaml.safe_load(template.read_text(encoding="utf-8")), values)
     return yaml.dump(bootstrap, Dumper=_Plain, sort_keys=False, width=120)
 
 
-def _values(settings: EnvoySettings, router: str, session_headers: Sequence[str]) -> dict[str, Any]:
+def _values(
+    settings: EnvoySettings, router: str, session_headers: Sequence[str], sample_ratio: float
+) -> dict[str, Any]:
     return {
         "node_id": settings.node_id,
         "listen": _socket_address(settings.listen),
@@ -85,6 +93,9 @@ def _values(settings: EnvoySettings, router: str, session_headers: Sequence[str]
         "retries": settings.retries,
         "round_robin_route": settings.round_robin_route,
         "access_log": settings.access_log,
+        "collector": _socket_address(settings.otlp) if settings.otlp else None,
+        "collector_url": f"http://{settings.otlp}/v1/traces",
+        "sampled_of_a_million": round(sample_ratio * 1_000_000),
     }
 
 

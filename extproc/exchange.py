@@ -85,10 +85,20 @@ class State(Enum):
 
 
 class Exchange:
-    """The state of one stream."""
+    """The state of one stream.
 
-    def __init__(self, picker: EndpointPicker, max_head_bytes: int = MAX_HEAD_BYTES) -> None:
+    trace_context: the headers of the trace that the data plane is in (W3C: `traceparent`, `tracestate`). They take the
+        place of the request's own, which the client wrote before the data plane had begun its span.
+    """
+
+    def __init__(
+        self,
+        picker: EndpointPicker,
+        max_head_bytes: int = MAX_HEAD_BYTES,
+        trace_context: Mapping[str, str] | None = None,
+    ) -> None:
         self._picker = picker
+        self._trace_context = trace_context
         self._max_head_bytes = max_head_bytes
         self._state = State.START
         self._opening = _NO_HEADERS  # stays where the data plane skips the headers
@@ -187,6 +197,8 @@ class Exchange:
 
     def _route(self, phase: Phase, body: bytes, truncated: bool) -> Reply:
         headers = self._opening.headers
+        if self._trace_context:
+            headers = {**headers, **self._trace_context}
         request = Request(
             method=headers.get(":method", "POST"),
             path=headers.get(":path", ""),

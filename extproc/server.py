@@ -31,6 +31,8 @@ LIVENESS: Final = "liveness"
 READINESS: Final = "readiness"
 """Names of health services of the endpoint picker protocol (Gateway API Inference Extension, proposal 004)."""
 READY_SERVICES: Final = ("", READINESS, EXTERNAL_PROCESSOR)
+TRACE_CONTEXT: Final = frozenset({"traceparent", "tracestate"})
+"""W3C Trace Context, as HTTP headers and as gRPC metadata alike."""
 
 log = logging.getLogger(__name__)
 
@@ -113,7 +115,7 @@ class Server:
         await self._grpc.stop(self._settings.drain_s)
 
     async def _process(self, requests: AsyncIterator[bytes], context: _RpcContext) -> None:
-        exchange = Exchange(self._picker)
+        exchange = Exchange(self._picker, trace_context=_trace_context(context))
         try:
             async for message in requests:
                 for reply in exchange.receive(decode(message)):
@@ -127,6 +129,12 @@ class Server:
     async def _stream_endpoints(self, requests: AsyncIterator[bytes], _context: _RpcContext) -> AsyncIterator[bytes]:
         async for response in self._endpoints.serve(requests):
             yield response
+
+
+def _trace_context(context: _RpcContext) -> dict[str, str]:
+    """What a data plane that traces sends with the call: its own span, child of the client's."""
+    metadata = context.invocation_metadata() or ()
+    return {key: str(value) for key, value in metadata if key in TRACE_CONTEXT}
 
 
 def _channel_options(settings: ServerSettings) -> list[tuple[str, Any]]:

@@ -55,6 +55,11 @@ class AppSettings(BaseModel):
         description="a replica that is scaled away cuts its streams after this: above the longest generation "
         "(16,384 tokens at 25 ms take 410 s)",
     )
+    otlp_traces_endpoint: str | None = Field(
+        default=None,
+        description="where the engines' spans go, OTLP over HTTP: http://collector:4318/v1/traces. "
+        "They belong to the trace that a request's `traceparent` names",
+    )
     env: JsonObject = Field(default_factory=dict, description="environment variables of the replicas")
     revision: str = Field(default="", description="read by nobody: another value rolls all replicas")
 

@@ -61,6 +61,7 @@ def command_line(settings: AppSettings) -> list[str]:
         "enable_prefix_caching": True,
         "enable_prompt_tokens_details": True,
         "middleware": f"{FirstTokenMiddleware.__module__}.{FirstTokenMiddleware.__qualname__}",
+        **({"otlp_traces_endpoint": settings.otlp_traces_endpoint} if settings.otlp_traces_endpoint else {}),
         **settings.engine_args,
     }
     words: list[str] = []

@@ -23,17 +23,18 @@ def http(bootstrap: dict[str, Any]) -> dict[str, Any]:
     return found["typed_config"]  # type: ignore[no-any-return]
 
 
-@pytest.mark.parametrize("values", list(itertools.product([False, True], repeat=3)))
+@pytest.mark.parametrize("values", list(itertools.product([False, True], repeat=4)))
 def test_envoy_accepts_it(tmp_path: Path, values: tuple[bool, ...]) -> None:
-    response_headers, round_robin_route, access_log = values
+    response_headers, round_robin_route, access_log, tracing = values
     settings = EnvoySettings(
         router="router.example:50051",
         response_headers=response_headers,
         round_robin_route=round_robin_route,
         access_log=access_log,
+        otlp="collector.example:4318" if tracing else "",
     )
     path = tmp_path / "envoy.yaml"
-    path.write_text(render(settings, "0.0.0.0:50051", SESSION_HEADERS))
+    path.write_text(render(settings, "0.0.0.0:50051", SESSION_HEADERS, sample_ratio=0.25))
     validated = subprocess.run([ENVOY, "--mode", "validate", "-c", path], capture_output=True, text=True, check=False)
     assert validated.returncode == 0, validated.stderr
     assert "deprecated" not in validated.stderr.lower()
@@ -53,6 +54,7 @@ def test_what_is_switched_off_is_left_out() -> None:
     assert [route["name"] for route in routes] == ["upgrade", "upload", "affinity"]
     assert [cluster["name"] for cluster in bootstrap["static_resources"]["clusters"]] == ["fleet", "extproc"]
     assert not http(bootstrap)["access_log"]
+    assert "tracing" not in http(bootstrap)
 
 
 def test_nothing_is_left_to_fill_in() -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import itertools
 import json
-from typing import TYPE_CHECKING
 
 import pytest
 
+from extproc.exchange import Exchange
 from extproc.messages import (
     BodyMode,
     Continue,
@@ -25,9 +25,6 @@ from extproc.messages import (
     Route,
 )
 from tests.exchange.conftest import ENDPOINT, Desk
-
-if TYPE_CHECKING:
-    from extproc.exchange import Exchange
 
 CHAT = json.dumps({"model": "m", "messages": [{"role": "user", "content": "hello"}]}).encode()
 POST = {":method": "POST", ":path": "/v1/chat/completions", "content-length": str(len(CHAT))}
@@ -197,6 +194,13 @@ def test_the_core_sees_the_request_as_it_was(desk: Desk) -> None:
     request = desk.watch.requests[0]
     assert (request.method, request.path, request.body) == ("POST", "/v1/chat/completions", CHAT)
     assert request.headers["x-session-id"] == "a"
+
+
+def test_the_data_planes_own_trace_comes_before_the_clients(desk: Desk) -> None:
+    exchange = Exchange(desk.picker, trace_context={"traceparent": "envoy's"})
+    said(exchange, headers(BodyMode.BUFFERED, end=True, extra={"traceparent": "the client's", "x-session-id": "a"}))
+    (request,) = desk.watch.requests
+    assert (request.headers["traceparent"], request.headers["x-session-id"]) == ("envoy's", "a")
 
 
 @pytest.mark.parametrize("junk", ["-1", "1e3", "", " 7", "٣", "9" * 40, "0x10"])

@@ -31,6 +31,7 @@ class Envoy(Process):
         settings: EnvoySettings | None = None,
         session_headers: Sequence[str] = SESSION_HEADERS,
         body_mode: str = "BUFFERED",
+        sample_ratio: float = 1.0,
     ) -> None:
         listen, admin = free_ports(2)
         self.settings = replace(
@@ -39,7 +40,7 @@ class Envoy(Process):
         self.url = f"http://{self.settings.listen}"
         self._admin = f"http://{self.settings.admin}"
         bootstrap = directory / "envoy.yaml"
-        rendered = render(self.settings, router, session_headers)
+        rendered = render(self.settings, router, session_headers, sample_ratio)
         if body_mode != "BUFFERED":  # as other data planes are configured
             mode = f"request_body_mode: {body_mode}, request_trailer_mode: SEND"
             rendered = rendered.replace("request_body_mode: BUFFERED", mode.replace(", ", "\n" + " " * 16))

@@ -119,6 +119,7 @@ async def proxied_fleet(
     envoy: EnvoySettings | None = None,
     router: RouterSettings | None = None,
     body_mode: str = "BUFFERED",
+    sample_ratio: float = 1.0,
 ) -> AsyncIterator[ProxiedFleet]:
     """Start it and wait until Envoy knows the fleet; end all of it."""
     async with contextlib.AsyncExitStack() as stack:
@@ -138,7 +139,9 @@ async def proxied_fleet(
         await discovery.publish(fleet)
         core.set_members(fleet, monotonic())
         await server.set_ready(True)
-        proxy = await asyncio.to_thread(Envoy, directory, address, envoy, body_mode=body_mode)
+        proxy = await asyncio.to_thread(
+            Envoy, directory, address, envoy, body_mode=body_mode, sample_ratio=sample_ratio
+        )
         stack.callback(proxy.stop)
         await asyncio.to_thread(proxy.wait_for_router, [replica.endpoint for replica in fleet])
         client = await stack.enter_async_context(

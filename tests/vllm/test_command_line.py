@@ -28,6 +28,12 @@ def test_what_every_replica_gets() -> None:
     assert args.tensor_parallel_size == 8
     assert args.enable_prefix_caching is True
     assert args.middleware == ["serve_app.first_token.FirstTokenMiddleware"]
+    assert args.otlp_traces_endpoint is None
+
+
+def test_where_spans_go() -> None:
+    endpoint = "http://collector.example:4318/v1/traces"
+    assert parsed(model="m", otlp_traces_endpoint=endpoint).otlp_traces_endpoint == endpoint
 
 
 def test_engine_args_of_every_kind() -> None:
