@@ -13,11 +13,12 @@ import threading
 import time
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 from opentelemetry.exporter.otlp.json.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace import SpanLimits, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, ConsoleSpanExporter, SpanExporter
 from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
 from opentelemetry.trace import SpanKind, Status, StatusCode
@@ -38,6 +39,10 @@ CONSOLE_DELAY_MS: Final = 200
 """A console is for people, and the batch processor's own 5 s look like nothing happens."""
 LAST_SPANS_TIMEOUT_S: Final = 2.0
 """The SDK would wait 30 s for a collector, which is what Kubernetes gives a whole pod to end."""
+MAX_ATTRIBUTE_CHARACTERS: Final = 256
+"""Method, path and model are what a client wrote: no span grows with them."""
+MAX_CANDIDATES: Final = 16
+"""More than a policy weighs by itself; of replicas that the data plane has preselected it weighs all."""
 UNSAMPLED: Final = "-00"
 """How a `traceparent` ends whose trace nobody keeps (W3C Trace Context, 3.2.2.5)."""
 
@@ -95,7 +100,8 @@ def make_provider(settings: TelemetrySettings) -> TracerProvider | None:
             processor = BatchProcessor(OTLPSpanExporter())
     sampler = None if "OTEL_TRACES_SAMPLER" in os.environ else ParentBased(TraceIdRatioBased(settings.sample_ratio))
     name = os.environ.get("OTEL_SERVICE_NAME", settings.service_name)
-    provider = TracerProvider(sampler=sampler, resource=Resource.create({"service.name": name}))
+    limits = SpanLimits(max_span_attribute_length=MAX_ATTRIBUTE_CHARACTERS)
+    provider = TracerProvider(sampler, Resource.create({"service.name": name}), span_limits=limits)
     provider.add_span_processor(processor)
     return provider
 
@@ -108,7 +114,7 @@ class DecisionSpans:
         self._tracer = provider.get_tracer("extproc")
         self._follows_parent = isinstance(provider.sampler, ParentBased)
         self._propagator = TraceContextTextMapPropagator()
-        self._open: dict[int, Span] = {}
+        self._open: dict[int, tuple[Span, int]] = {}  # with the cached tokens that are expected
 
     def decided(self, request: Request, features: Features, decision: Decision, took_s: float) -> None:
         parent = request.headers.get("traceparent")
@@ -119,7 +125,8 @@ class DecisionSpans:
         span = self._tracer.start_span(SPAN_NAME, context, SpanKind.SERVER, start_time=began_ns)
         if not span.is_recording():
             return
-        self._open[id(decision)] = span  # the pick keeps the decision, hence its id, until `finished`
+        expected = _expected_cached_tokens(features, decision)
+        self._open[id(decision)] = span, expected  # the pick keeps the decision, hence its id, until `finished`
         span.set_attributes(
             {
                 "http.request.method": request.method,
@@ -132,10 +139,11 @@ class DecisionSpans:
                 "routing.decision_s": took_s,
                 "routing.prompt_tokens": decision.prompt_tokens,
                 "routing.matched_bytes": decision.matched_bytes,
+                "routing.expected_cached_tokens": expected,
                 "routing.truncated": features.truncated,
                 "routing.candidates": [
                     f"{c.replica_id} work={c.work_tokens:.0f} uncached={c.uncached_tokens} in_flight={c.in_flight}"
-                    for c in decision.candidates
+                    for c in islice(decision.candidates, MAX_CANDIDATES)
                 ],
             }
         )
@@ -150,24 +158,41 @@ class DecisionSpans:
             span.set_attribute("server.address", host)
             span.set_attribute("server.port", port)
             span.set_attribute("routing.replica.id", decision.replica_id)
-            span.set_attribute("routing.in_flight", decision.lease.load.in_flight if decision.lease else 0)
         else:
+            span.set_attribute("error.type", decision.reason.value)
             span.set_status(Status(StatusCode.ERROR, decision.reason.value))
+        if decision.lease is not None:
+            load, at_s = decision.lease.load, decision.lease.decided_s
+            span.set_attribute("routing.in_flight", load.in_flight)
+            span.set_attribute("routing.work_tokens", load.work_tokens())
+            if load.engine is not None:
+                span.set_attribute("routing.load_age_s", at_s - load.engine_s)
 
     def response_started(self, decision: Decision, start: ResponseStart, since_decision_s: float) -> None:
-        span = self._open.get(id(decision))
-        if span is None:
+        if id(decision) not in self._open:
             return
+        span, expected = self._open[id(decision)]
         span.set_attribute("http.response.status_code", start.status)
+        if start.status >= 500:
+            span.set_attribute("error.type", str(start.status))
+            span.set_status(StatusCode.ERROR)
         span.set_attribute("routing.response_started_s", since_decision_s)
         if start.prompt_tokens is not None:
             span.set_attribute("gen_ai.usage.input_tokens", start.prompt_tokens)
         if start.cached_tokens is not None:
             span.set_attribute("routing.cached_tokens", start.cached_tokens)
+            span.set_attribute("routing.prediction_error_tokens", start.cached_tokens - expected)
         if start.served_endpoint is not None:
             span.set_attribute("routing.served_endpoint", start.served_endpoint)
 
     def finished(self, decision: Decision, since_decision_s: float) -> None:
-        span = self._open.pop(id(decision), None)
-        if span is not None:
+        if id(decision) in self._open:
+            span, _ = self._open.pop(id(decision))
             span.end()
+
+
+def _expected_cached_tokens(features: Features, decision: Decision) -> int:
+    """What `matched_bytes` are in tokens, at the prompt's own estimate."""
+    return (
+        round(decision.prompt_tokens * decision.matched_bytes / features.prompt_bytes) if features.prompt_bytes else 0
+    )

@@ -48,6 +48,8 @@ PY
 )
 if [[ "$(cat "$venv/dependencies" 2>/dev/null)" != "$dependencies" ]]; then
     "$venv/bin/pip" install --quiet -r <(echo "$dependencies") >&2
+    # xds-protos ships an old opentelemetry/proto of its own, over the one that vLLM's exporter of spans needs.
+    "$venv/bin/pip" install --quiet --force-reinstall --no-deps opentelemetry-proto >&2
     echo "$dependencies" >"$venv/dependencies"
 fi
 echo "$venv"

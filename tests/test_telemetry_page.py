@@ -12,7 +12,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from extproc.core.decision import Reason
-from extproc.core.replica import Replica
+from extproc.core.replica import EngineLoad, Replica
 from extproc.core.request import Request
 from extproc.core.router import Router
 from extproc.picker import EndpointPicker, ResponseStart
@@ -31,7 +31,7 @@ CHAT = Request(
     {"x-session-id": "s"},
     b'{"model": "m", "messages": [{"role": "user", "content": "hi"}]}',
 )
-START = ResponseStart(200, True, prompt_tokens=7, cached_tokens=0, queue_depth=0, served_endpoint="10.0.0.1:8000")
+START = ResponseStart(500, True, prompt_tokens=7, cached_tokens=0, queue_depth=0, served_endpoint="10.0.0.1:8000")
 
 
 def _documented() -> dict[str, tuple[str, str]]:
@@ -45,6 +45,8 @@ def _span(request: Request, replicas: Sequence[Replica], start: ResponseStart | 
     exporter, provider, router = InMemorySpanExporter(), TracerProvider(), Router()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     router.set_members(replicas, 0.0)
+    for replica in replicas:
+        router.set_load(replica.id, EngineLoad(running=0, waiting=0), 0.0)
     pick = EndpointPicker(router, observer=DecisionSpans(provider, router.settings.policy)).pick(request, None)
     if start is not None:
         pick.response_started(start)
@@ -70,7 +72,8 @@ def test_a_span_has_what_the_page_says() -> None:
 def test_a_refused_request_has_what_is_always_there() -> None:
     span = _span(Request("GET", "/v1/models", {}, b""), [], None)
     assert span.attributes is not None
-    assert set(span.attributes) == {name for name, (_, when) in _documented().items() if when == "always"}
+    always = {name for name, (_, when) in _documented().items() if when == "always"}
+    assert set(span.attributes) == always | {"error.type"}
 
 
 @pytest.mark.parametrize("page", ["docs/telemetry.md", "README.md"])

@@ -82,6 +82,19 @@ def test_standard_variables_win(monkeypatch: pytest.MonkeyPatch, capsys: pytest.
     assert (resource["service.name"], resource["deployment.environment.name"]) == ("named", "test")
 
 
+def test_what_a_client_writes_is_cut_off(capsys: pytest.CaptureFixture[str]) -> None:
+    provider = provider_of(TelemetrySettings(Exporter.CONSOLE))
+    router = Router()
+    router.set_members([Replica("a", "10.0.0.1:8000")], 0.0)
+    picker = EndpointPicker(router, observer=DecisionSpans(provider, "expected_work"))
+    body = json.dumps({"model": "m" * 100_000, "messages": [{"role": "user", "content": "hi"}]}).encode()
+    picker.pick(Request("M" * 100_000, "/p" * 50_000, {}, b""), None).finish()
+    picker.pick(Request("POST", "/v1/chat/completions", {}, body), None).finish()
+    provider.shutdown()
+    odd, chat = (json.loads(line)["attributes"] for line in capsys.readouterr().out.splitlines())
+    assert len(odd["http.request.method"]) == len(odd["url.path"]) == len(chat["gen_ai.request.model"]) == 256
+
+
 @pytest.fixture(params=["refuses", "never answers"])
 def dead_collector(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     with socket.socket() as listener:

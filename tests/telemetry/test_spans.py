@@ -13,7 +13,7 @@ from opentelemetry.sdk.trace.sampling import ALWAYS_ON, ParentBased
 from opentelemetry.trace import SpanKind, StatusCode
 
 from extproc.core.features import FeatureSettings, extract
-from extproc.core.replica import Replica
+from extproc.core.replica import EngineLoad, Replica
 from extproc.core.request import Request
 from extproc.core.router import RouterSettings
 from extproc.picker import ResponseStart
@@ -42,8 +42,15 @@ ALWAYS = {
     "routing.decision_s": 0.0,
     "routing.truncated": False,
     "routing.matched_bytes": 0,
+    "routing.expected_cached_tokens": 0,
 }
-AT_A = {"server.address": "10.0.0.1", "server.port": 8000, "routing.replica.id": "a", "routing.in_flight": 1}
+AT_A = {
+    "server.address": "10.0.0.1",
+    "server.port": 8000,
+    "routing.replica.id": "a",
+    "routing.in_flight": 1,
+    "routing.work_tokens": 64.0,
+}
 
 
 @pytest.mark.parametrize(
@@ -103,6 +110,8 @@ def test_a_conversation_shows_what_it_finds_again(traced: Traced) -> None:
     assert first["routing.conversation_source"] == again["routing.conversation_source"] == "prompt"
     assert first["routing.matched_bytes"] == 0
     assert cast("int", again["routing.matched_bytes"]) > 9_000
+    assert first["routing.expected_cached_tokens"] == 0
+    assert again["routing.expected_cached_tokens"] == again["routing.prompt_tokens"]
     assert first["routing.prompt_tokens"] == again["routing.prompt_tokens"]
     assert 2_500 <= cast("int", again["routing.prompt_tokens"]) <= 2_600
 
@@ -130,10 +139,12 @@ def test_an_ipv6_endpoint_has_no_brackets(traced: Traced) -> None:
                 "http.response.status_code": 200,
                 "gen_ai.usage.input_tokens": 120,
                 "routing.cached_tokens": 96,
+                "routing.prediction_error_tokens": 96,
                 "routing.served_endpoint": "10.0.0.9:8000",
             },
         ),
-        (ResponseStart(503, False, None, None, None, None), {"http.response.status_code": 503}),
+        (ResponseStart(503, False, None, None, None, None), {"http.response.status_code": 503, "error.type": "503"}),
+        (ResponseStart(404, False, None, None, None, None), {"http.response.status_code": 404}),
     ],
 )
 def test_the_answers_beginning(traced: Traced, start: ResponseStart, expected: Mapping[str, Any]) -> None:
@@ -143,6 +154,29 @@ def test_the_answers_beginning(traced: Traced, start: ResponseStart, expected: M
     pick.response_started(start)
     pick.finish()
     assert attributes(traced.spans[-1]) == {**without, **expected, "routing.response_started_s": 0.25}
+
+
+def test_the_age_of_the_engines_own_figures(traced: Traced) -> None:
+    traced.router.set_load("a", EngineLoad(running=0, waiting=0), traced.now_s)
+    traced.now_s += 0.5
+    assert attributes(traced.route(GET))["routing.load_age_s"] == 0.5
+
+
+@pytest.mark.parametrize(
+    ("status", "code"), [(200, StatusCode.UNSET), (429, StatusCode.UNSET), (500, StatusCode.ERROR)]
+)
+def test_an_answer_above_500_is_an_error(traced: Traced, status: int, code: StatusCode) -> None:
+    assert traced.route(GET, ResponseStart(status, True, None, None, None, None)).status.status_code is code
+
+
+def test_a_long_list_of_candidates_does_not_fill_the_span(traced: Traced) -> None:
+    """Where the data plane says which replicas may be chosen, all of them are weighed."""
+    fleet = [Replica(f"replica-{number}", f"10.0.0.1:{8000 + number}") for number in range(100)]
+    traced.fleet(*fleet)
+    pick = traced.picker.pick(chat("hello"), frozenset(replica.endpoint for replica in fleet))
+    pick.finish()
+    assert len(pick.decision.candidates) == 100
+    assert len(cast("tuple[str, ...]", attributes(traced.spans[-1])["routing.candidates"])) == 16
 
 
 def test_a_span_lasts_from_the_decisions_beginning_to_the_streams_end(traced: Traced) -> None:
@@ -256,7 +290,7 @@ def test_a_refusal_is_an_error(settings: RouterSettings, replicas: tuple[Replica
         traced.pick(GET)
     span = traced.route(GET)
     assert (span.status.status_code, span.status.description) == (StatusCode.ERROR, reason)
-    assert attributes(span)["routing.reason"] == reason
+    assert attributes(span)["routing.reason"] == attributes(span)["error.type"] == reason
     assert not attributes(span).keys() & {"server.address", "server.port", "routing.replica.id", "routing.in_flight"}
 
 

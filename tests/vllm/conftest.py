@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -26,23 +26,28 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
+def vllm_settings(model: Path, **settings: Any) -> AppSettings:
+    """An application of real vLLM on the CPU; about 3 GB of memory per replica."""
+    return AppSettings(
+        engine="vllm",
+        model=str(model),
+        served_model_name=MODEL,
+        num_gpus=0,
+        engine_args={"max_model_len": 8192, "enforce_eager": True},
+        env={**VLLM_ON_CPU_ENV, "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"},
+        **settings,
+    )
+
+
 @pytest.fixture(scope="session")
 def vllm_fleet(tiny_model: Path) -> Iterator[RayCluster]:
     """Two replicas of real vLLM on the CPU, each on a port of its own (`vllm_fleet.replicas()`).
 
-    Up in one to two minutes; about 3 GB of memory each.
+    Up in one to two minutes.
     """
     with RayCluster.start(min_draining_s=1.0) as cluster:
         cluster.deploy(
-            AppSettings(
-                engine="vllm",
-                model=str(tiny_model),
-                served_model_name=MODEL,
-                num_replicas=2,
-                num_gpus=0,
-                engine_args={"max_model_len": 8192, "enforce_eager": True},
-                env={**VLLM_ON_CPU_ENV, "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"},
-            ),
+            vllm_settings(tiny_model, num_replicas=2),
             timeout_s=400,
         )
         yield cluster
