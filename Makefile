@@ -41,13 +41,14 @@ lint: $(READY) ## style, types, layers
 	$(RUN)/lint-imports
 
 .PHONY: test
-test: lint ## everything but the real-vLLM suite
-	$(RUN)/python -m pytest -m "not vllm" $(ARGS)
+test: lint ## everything but the real-vLLM suite and the long faults
+	$(RUN)/python -m pytest -m "not vllm and not chaos" $(ARGS)
 
 .PHONY: test-fast
 test-fast: $(READY) ## without Envoy and Ray
-	$(RUN)/python -m pytest -m "not vllm and not e2e" $(ARGS)
+	$(RUN)/python -m pytest -m "not vllm and not e2e and not chaos" $(ARGS)
 
+include make/chaos.mk
 include make/compose.mk
 include make/sim.mk
 include make/vllm.mk

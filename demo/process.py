@@ -42,6 +42,10 @@ class Process:
     def pid(self) -> int:
         return self._popen.pid
 
+    @property
+    def has_ended(self) -> bool:
+        return self._popen.poll() is not None
+
     def log(self) -> str:
         return self._log.read_text(encoding="utf-8", errors="replace")
 

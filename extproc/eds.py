@@ -53,6 +53,7 @@ class EndpointDiscovery:
     _assignment: bytes = b""
     _subscribers: set[Subscriber] = field(default_factory=set)
     _changed: asyncio.Condition = field(default_factory=asyncio.Condition)
+    _closed: bool = False
 
     @property
     def subscribers(self) -> frozenset[Subscriber]:
@@ -85,6 +86,12 @@ class EndpointDiscovery:
     def _answered(subscriber: Subscriber, version: int) -> bool:
         return max(subscriber.accepted, subscriber.refused) >= version
 
+    async def close(self) -> None:
+        """End all streams, which would not end by themselves. Envoys keep what they were told."""
+        async with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
     async def serve(self, requests: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
         """One `StreamEndpoints` call: serialized DiscoveryRequests in, DiscoveryResponses out."""
         subscriber = Subscriber()
@@ -103,9 +110,12 @@ class EndpointDiscovery:
         """Wait for a version that the subscriber has not been sent; False when its stream has ended."""
         async with self._changed:
             await self._changed.wait_for(
-                lambda: reader.done() or (subscriber in self._subscribers and subscriber.sent < self.version)
+                lambda: self._over(reader) or (subscriber in self._subscribers and subscriber.sent < self.version)
             )
-        return not reader.done()
+        return not self._over(reader)
+
+    def _over(self, reader: asyncio.Task[None]) -> bool:
+        return self._closed or reader.done()
 
     async def _listen(self, subscriber: Subscriber, requests: AsyncIterator[bytes]) -> None:
         """Follow what one Envoy subscribes to, accepts and refuses."""

@@ -112,6 +112,7 @@ class Server:
         """Leave gracefully: not ready, then no new streams, then the end of the open ones within `drain_s`."""
         await self.set_ready(False)
         await asyncio.sleep(self._settings.notice_s)
+        await self._endpoints.close()
         await self._grpc.stop(self._settings.drain_s)
 
     async def _process(self, requests: AsyncIterator[bytes], context: _RpcContext) -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
 
+import grpc
 from envoy.config.core.v3.health_check_pb2 import DRAINING, HEALTHY
 from envoy.config.endpoint.v3.endpoint_pb2 import ClusterLoadAssignment
 from envoy.service.discovery.v3.discovery_pb2 import DiscoveryRequest, DiscoveryResponse
@@ -12,9 +12,6 @@ from envoy.service.discovery.v3.discovery_pb2 import DiscoveryRequest, Discovery
 from demo.wait import until
 from extproc.core.replica import Replica
 from tests.component.conftest import FLEET, Service, Stream
-
-if TYPE_CHECKING:
-    import grpc
 
 TYPE_URL = "type.googleapis.com/envoy.config.endpoint.v3.ClusterLoadAssignment"
 
@@ -154,3 +151,15 @@ async def test_an_acknowledgement_is_not_answered(service: Service, channel: grp
     read = asyncio.create_task(stream.read())
     assert await service.endpoints.publish(FLEET[:3]) == 2
     assert (await asyncio.wait_for(read, 5)).version_info == "2"
+
+
+async def test_a_leaving_service_ends_its_streams(service: Service, channel: grpc.aio.Channel) -> None:
+    """Else each polite end would take all the time that open requests are given."""
+    stream = await subscribe(service, channel)
+    await service.endpoints.publish(FLEET)
+    await receive(stream)
+    await service.endpoints.close()
+    assert await asyncio.wait_for(stream.read(), 5) is grpc.aio.EOF
+    assert await stream.code() is grpc.StatusCode.OK
+    late = service.discover(channel)
+    assert await asyncio.wait_for(late.read(), 5) is grpc.aio.EOF

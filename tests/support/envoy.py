@@ -9,9 +9,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import yaml
+
 from demo.ports import free_ports
 from demo.process import Process
 from demo.wait import wait_until
+from extproc.address import split_address
 from extproc.envoy_config import EnvoySettings, render
 
 if TYPE_CHECKING:
@@ -32,6 +35,7 @@ class Envoy(Process):
         session_headers: Sequence[str] = SESSION_HEADERS,
         body_mode: str = "BUFFERED",
         sample_ratio: float = 1.0,
+        more_routers: Sequence[str] = (),
     ) -> None:
         listen, admin = free_ports(2)
         self.settings = replace(
@@ -44,6 +48,8 @@ class Envoy(Process):
         if body_mode != "BUFFERED":  # as other data planes are configured
             mode = f"request_body_mode: {body_mode}, request_trailer_mode: SEND"
             rendered = rendered.replace("request_body_mode: BUFFERED", mode.replace(", ", "\n" + " " * 16))
+        if more_routers:  # as a name with several addresses gives them
+            rendered = _with_routers(rendered, more_routers)
         bootstrap.write_text(rendered, encoding="utf-8")
         super().__init__(
             # Hot restart would let two Envoys of one machine meet in a shared memory segment.
@@ -87,3 +93,13 @@ class Envoy(Process):
             if key == name:
                 return int(value)
         return 0
+
+
+def _with_routers(rendered: str, routers: Iterable[str]) -> str:
+    bootstrap = yaml.safe_load(rendered)
+    cluster = next(each for each in bootstrap["static_resources"]["clusters"] if each["name"] == "extproc")
+    for router in routers:
+        host, port = split_address(router)
+        address = {"socket_address": {"address": host, "port_value": port}}
+        cluster["load_assignment"]["endpoints"][0]["lb_endpoints"].append({"endpoint": {"address": address}})
+    return str(yaml.safe_dump(bootstrap))
