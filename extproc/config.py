@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from extproc.admin import AdminSettings
+from extproc.admin.settings import AdminSettings
 from extproc.core.features import FeatureSettings
 from extproc.core.settings import RouterSettings
 from extproc.envoy_config import EnvoySettings

@@ -2,7 +2,7 @@
 
 What is known of the request needs no router. With a configuration the fleet is read as well, from the same source and
 from the engines' own metrics, and weighed as a router would that has just started: placement on the ring is the same
-in every router, what a running one remembers of earlier requests is not in it.
+in every router, what a running one remembers of earlier requests is not in it. A running one is asked with --live.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ import asyncio
 import base64
 import json
 import sys
+import urllib.error
+import urllib.request
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final
@@ -26,27 +28,36 @@ from extproc.feeds.feed import FeedError
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from extproc.config import Config
     from extproc.core.features import Features, FeatureSettings
     from extproc.core.replica import EngineLoad
 
 BODIES: Final = ("body", "body_text", "body_base64")
+LIVE_TIMEOUT_S: Final = 10.0
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the verb to the command line."""
     text = "say what the router sees in a request: JSON on stdin, JSON on stdout"
     parser = commands.add_parser("explain", help=text, description=text)
-    parser.add_argument("--config", metavar="FILE", type=Path, help="its [features]; and weigh its fleet's replicas")
+    source = parser.add_mutually_exclusive_group()
+    source.add_argument("--config", metavar="FILE", type=Path, help="its [features]; and weigh its fleet's replicas")
+    source.add_argument("--live", metavar="URL", help="ask a running router: the URL of its admin port")
     parser.add_argument("--jsonl", action="store_true", help="one request on each line of input and output")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Explain what stands on stdin. Always 0: what is wrong with a request or the configuration is said in `notes`."""
+    """Explain what stands on stdin. 0: what is wrong with a request or the configuration is said in `notes`.
+
+    1: the running router that was to be asked has not answered.
+    """
     log.configure()  # to stderr: stdout is for the explanations
+    lines = (line for line in sys.stdin.buffer if line.strip()) if args.jsonl else (sys.stdin.buffer.read(),)
+    if args.live is not None:
+        return _ask(args.live, lines, None if args.jsonl else 2)
     notes: list[str] = []
     try:
         config = configuration.load(args.config)
@@ -54,7 +65,6 @@ def run(args: argparse.Namespace) -> int:
         notes += ["the configuration can't be used, these are the defaults", *error.errors]
         config = configuration.Config()
     router = asyncio.run(read_fleet(config, notes)) if args.config is not None and not notes else None
-    lines = (line for line in sys.stdin.buffer if line.strip()) if args.jsonl else (sys.stdin.buffer.read(),)
     for line in lines:
         try:
             document = json.loads(line)
@@ -65,6 +75,22 @@ def run(args: argparse.Namespace) -> int:
         explanation = explain(document, config.features, router)
         explanation["notes"] = notes + (unread or explanation["notes"])
         print(json.dumps(explanation, indent=None if args.jsonl else 2), flush=True)
+    return 0
+
+
+def _ask(url: str, lines: Iterable[bytes], indent: int | None) -> int:
+    """Let a running router explain: POST /debug/explain."""
+    for line in lines:
+        try:
+            question = urllib.request.Request(url.rstrip("/") + "/debug/explain", line, method="POST")
+            with urllib.request.urlopen(question, timeout=LIVE_TIMEOUT_S) as answer:
+                print(json.dumps(json.load(answer), indent=indent), flush=True)
+        except urllib.error.HTTPError as error:
+            print(f"extproc: {url}: {error.read().decode(errors='replace').strip()}", file=sys.stderr)
+            return 1
+        except (OSError, ValueError) as error:  # URLError is an OSError
+            print(f"extproc: {url}: {error}", file=sys.stderr)
+            return 1
     return 0
 
 

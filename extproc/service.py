@@ -11,7 +11,10 @@ from typing import TYPE_CHECKING, Final
 import structlog
 
 from extproc import config as configuration
-from extproc.admin import AdminServer
+from extproc.admin.app import Admin
+from extproc.admin.decisions import RecentDecisions
+from extproc.admin.history import History
+from extproc.admin.server import AdminServer
 from extproc.core.router import Router
 from extproc.eds import EndpointDiscovery
 from extproc.feeds.engine_metrics import EngineMetrics
@@ -61,13 +64,18 @@ class Service:
         )
         self._provider = make_provider(config.telemetry)
         self._spans = DecisionSpans(self._provider, config.routing.policy) if self._provider else None
+        observers: list[DecisionObserver] = [each for each in (self._spans, self._health) if each is not None]
+        self._picker = EndpointPicker(self._router, config.features)
         self._admin: AdminServer | None = None
-        metrics: RouterMetrics | None = None
+        self._history: History | None = None
         if config.admin.listen:
             metrics = RouterMetrics(self._router, self._membership)
-            self._admin = AdminServer(config.admin, metrics.text, lambda: bool(self._membership.listed))
-        observers: list[DecisionObserver] = [each for each in (self._spans, metrics, self._health) if each is not None]
-        self._picker = EndpointPicker(self._router, config.features, Observers(*observers))
+            decisions = RecentDecisions(self._router, config.admin.recent_decisions)
+            self._history = History(self._router)
+            admin = Admin(self._picker, self._membership, decisions, self._history, metrics.text)
+            self._admin = AdminServer(config.admin.listen, admin.app())
+            observers += [metrics, decisions, self._history]
+        self._picker.observer = Observers(*observers)
         self._server = Server(config.server, self._picker, self._endpoints)
 
     async def run(self) -> None:
@@ -101,6 +109,8 @@ class Service:
         work: list[Coroutine[None, None, object]] = [self._membership.run(), self._tick(), self._watch_file()]
         if self._metrics is not None:
             work.append(self._metrics.run())
+        if self._history is not None:
+            work.append(self._history.run())
         if self._health is not None:
             work += [self._health.run(), self._follow_health(self._health)]
         return work

@@ -44,6 +44,7 @@ class Serving(Process):
             },
             "health": {"enabled": False},
             "load": {"enabled": False},
+            "admin": {"listen": ""},
         }
         for more in sections:
             self.sections.update(more)
