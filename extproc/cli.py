@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import extproc
 from extproc import config as configuration
 from extproc import explain, log
-from extproc.envoy_config import render
+from extproc.envoy_config import render, render_secrets
 from extproc.service import Service
 
 if TYPE_CHECKING:
@@ -47,7 +47,9 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument("--config", metavar="FILE", type=Path, help="TOML; EXTPROC_SECTION__KEY overrides it")
         command.set_defaults(run=run)
         if run is _envoy:
-            command.add_argument("-o", "--output", metavar="FILE", type=Path, help="write it there instead")
+            command.add_argument(
+                "-o", "--output", metavar="FILE", type=Path, help="write it there, and TLS secrets beside it"
+            )
     explain.add_parser(commands)
     # By name: the simulator knows both sides of a fleet, and this package is to know nothing of the other.
     for verb in ("sim.cli", "sim.replay"):
@@ -77,11 +79,22 @@ def _check(args: argparse.Namespace) -> int:
 
 def _envoy(args: argparse.Namespace) -> int:
     config = configuration.load(args.config)
+    secrets = render_secrets(config.envoy)
+    if secrets and args.output is None:
+        raise configuration.ConfigError(["envoy.router_tls_ca: secrets are files of their own; name one with -o"])
+    configuration.check_both_ends(config)
+    directory = args.output.resolve().parent if args.output is not None else Path()
     bootstrap = render(
-        config.envoy, config.server.listen, config.features.session_headers, config.telemetry.sample_ratio
+        config.envoy,
+        config.server.listen,
+        config.features.session_headers,
+        config.telemetry.sample_ratio,
+        directory,
     )
-    if args.output is not None:
-        args.output.write_text(bootstrap, encoding="utf-8")
-    else:
+    if args.output is None:
         print(bootstrap, end="")
+        return 0
+    args.output.write_text(bootstrap, encoding="utf-8")
+    for name, secret in secrets.items():
+        (directory / name).write_text(secret, encoding="utf-8")
     return 0

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
+from extproc.address import socket_path
 from extproc.admin.settings import AdminSettings
 from extproc.core.features import FeatureSettings
 from extproc.core.settings import RouterSettings
@@ -74,6 +75,20 @@ def load(path: str | Path | None = None, environment: Mapping[str, str] = os.env
                 for found in error.errors()
             ]
         ) from None
+
+
+def check_both_ends(config: Config) -> None:
+    """Raises ConfigError where Envoy would speak to the router otherwise than the router listens."""
+    server, envoy = config.server, config.envoy
+    errors = []
+    if server.tls_certificate and not envoy.router_tls_ca:
+        errors.append("envoy.router_tls_ca: needed, since server.tls_certificate has the router speak TLS")
+    if server.tls_client_ca and not envoy.router_tls_certificate:
+        errors.append("envoy.router_tls_certificate: needed, since server.tls_client_ca asks for one")
+    if envoy.router_tls_ca and not envoy.router_tls_name and socket_path(envoy.router or server.listen):
+        errors.append("envoy.router_tls_name: needed, since a socket bears no name that a certificate could")
+    if errors:
+        raise ConfigError(errors)
 
 
 def to_json(config: Config) -> str:

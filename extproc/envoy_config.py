@@ -1,14 +1,15 @@
-"""Renders envoy/bootstrap.yaml from the configuration."""
+"""Renders envoy/bootstrap.yaml, and the secrets that it names, from the configuration."""
 
 from __future__ import annotations
 
+import ipaddress
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any, Final
 
 import yaml
 
-from extproc.address import split_address
+from extproc.address import check_address, socket_path, split_address
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -16,14 +17,22 @@ if TYPE_CHECKING:
 _HERE = Path(__file__).parent
 _TEMPLATES = (_HERE / "_envoy" / "bootstrap.yaml", _HERE.parent / "envoy" / "bootstrap.yaml")  # wheel, checkout
 
+ROUTER_CA: Final = "router-ca"
+ROUTER_CLIENT: Final = "router-client"
+
 
 @dataclass(frozen=True, slots=True)
 class EnvoySettings:
     """Envoy's side. Measurements behind the defaults: envoy/README.md.
 
     listen, admin: "host:port"; the admin port can stop Envoy, so it stays on loopback.
-    router: "host:port" of our gRPC port as Envoy reaches it; a name is resolved again and again. Empty: the port
-        that the service listens on.
+    router: our gRPC port as Envoy reaches it, "host:port" or "unix:/path"; a name is resolved again and again. Empty:
+        where the service listens.
+    router_tls_ca: PEM file of the authority that signed the router's certificate, as Envoy sees it. Empty: plain text.
+    router_tls_name: the name or address that the certificate must bear. Empty: the host of `router`.
+    router_tls_certificate, router_tls_key: PEM files, as Envoy sees them: what Envoy shows a router that asks for a
+        certificate. Envoy reads these files again when something is moved into their directory, which is how a
+        mounted Kubernetes secret changes.
     max_body_bytes: longer bodies get 413. 8 MiB holds a prompt of about 2 million tokens.
     message_timeout_s: how long a request waits for the router before it goes to the fallback.
     response_headers: show the router the beginning of each answer: first token, status, the replica that served.
@@ -38,6 +47,10 @@ class EnvoySettings:
     listen: str = "127.0.0.1:10000"
     admin: str = "127.0.0.1:9901"
     router: str = ""
+    router_tls_ca: str = ""
+    router_tls_name: str = ""
+    router_tls_certificate: str = ""
+    router_tls_key: str = ""
     node_id: str = "envoy"
     max_body_bytes: int = 8 * 1024 * 1024
     message_timeout_s: float = 2.0
@@ -48,12 +61,21 @@ class EnvoySettings:
     otlp: str = ""
 
     def __post_init__(self) -> None:
-        for name in ("listen", "admin", "router", "otlp"):
+        for name, check in (
+            ("listen", split_address),
+            ("admin", split_address),
+            ("router", check_address),
+            ("otlp", split_address),
+        ):
             if address := getattr(self, name):
                 try:
-                    split_address(address)
+                    check(address)
                 except ValueError as error:
                     raise ValueError(f"{name}: {error}") from None
+        if bool(self.router_tls_certificate) != bool(self.router_tls_key):
+            raise ValueError("router_tls_certificate and router_tls_key go together")
+        if self.router_tls_certificate and not self.router_tls_ca:
+            raise ValueError("router_tls_certificate needs router_tls_ca")
         if not (0 < self.max_body_bytes < 2**32):
             raise ValueError("max_body_bytes must be above 0 and below 4 GiB")
         if not self.message_timeout_s > 0:
@@ -63,29 +85,56 @@ class EnvoySettings:
 
 
 def render(
-    settings: EnvoySettings, server_listen: str, session_headers: Sequence[str], sample_ratio: float = 1.0
+    settings: EnvoySettings,
+    server_listen: str,
+    session_headers: Sequence[str],
+    sample_ratio: float = 1.0,
+    secrets_directory: Path = Path("/etc/envoy"),
 ) -> str:
     """The bootstrap as YAML.
 
-    server_listen: where the service listens, "host:port".
+    server_listen: where the service listens.
     session_headers: what the fallback hashes, the first one present; `-` and `_` are tried alike.
     sample_ratio: share, 0..1, of the requests without a trace of their own that begin one.
-    Raises ValueError on an address that is none.
+    secrets_directory: where Envoy finds the files of `render_secrets`.
+    Raises ValueError on an address that is none, and where TLS knows no name to expect.
     """
     template = next(path for path in _TEMPLATES if path.exists())
-    values = _values(settings, settings.router or server_listen, session_headers, sample_ratio)
-    bootstrap = _fill(yaml.safe_load(template.read_text(encoding="utf-8")), values)
-    return yaml.dump(bootstrap, Dumper=_Plain, sort_keys=False, width=120)
+    values = _values(settings, session_headers, sample_ratio)
+    values |= _router(settings, settings.router or server_listen, secrets_directory)
+    return _yaml(_fill(yaml.safe_load(template.read_text(encoding="utf-8")), values))
 
 
-def _values(
-    settings: EnvoySettings, router: str, session_headers: Sequence[str], sample_ratio: float
-) -> dict[str, Any]:
+def render_secrets(settings: EnvoySettings) -> dict[str, str]:
+    """File name -> YAML, one secret each: Envoy reads certificates again only where such a file names them."""
+    secrets: dict[str, dict[str, Any]] = {}
+    if settings.router_tls_ca:
+        secrets[ROUTER_CA] = {
+            "validation_context": {
+                "trusted_ca": {"filename": settings.router_tls_ca},
+                "watched_directory": _directory(settings.router_tls_ca),
+            }
+        }
+    if settings.router_tls_certificate:
+        secrets[ROUTER_CLIENT] = {
+            "tls_certificate": {
+                "certificate_chain": {"filename": settings.router_tls_certificate},
+                "private_key": {"filename": settings.router_tls_key},
+                "watched_directory": _directory(settings.router_tls_certificate),
+            }
+        }
+    kind = "type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.Secret"
+    return {
+        f"{name}.yaml": _yaml({"resources": [{"@type": kind, "name": name, **secret}]})
+        for name, secret in secrets.items()
+    }
+
+
+def _values(settings: EnvoySettings, session_headers: Sequence[str], sample_ratio: float) -> dict[str, Any]:
     return {
         "node_id": settings.node_id,
         "listen": _socket_address(settings.listen),
         "admin": _socket_address(settings.admin),
-        "router": _socket_address(router),
         "max_body_bytes": settings.max_body_bytes,
         "message_timeout": f"{settings.message_timeout_s}s",
         "response_header_mode": "SEND" if settings.response_headers else "SKIP",
@@ -97,6 +146,39 @@ def _values(
         "collector_url": f"http://{settings.otlp}/v1/traces",
         "sampled_of_a_million": round(sample_ratio * 1_000_000),
     }
+
+
+def _router(settings: EnvoySettings, router: str, secrets: Path) -> dict[str, Any]:
+    path = socket_path(router)
+    name = settings.router_tls_name or ("" if path else split_address(router)[0])
+    if settings.router_tls_ca and not name:
+        raise ValueError(f"router_tls_name is needed: {router} bears no name that a certificate could")
+    return {
+        "router": {"pipe": {"path": path}} if path else {"socket_address": _socket_address(router)},
+        "router_discovery": "STATIC" if path else "STRICT_DNS",
+        "router_tls": bool(settings.router_tls_ca),
+        "router_ca": _secret(secrets, ROUTER_CA),
+        "router_client": [_secret(secrets, ROUTER_CLIENT)] if settings.router_tls_certificate else None,
+        "router_server_name": None if _is_ip(name) else name,
+        "router_identity": [{"san_type": "IP_ADDRESS" if _is_ip(name) else "DNS", "matcher": {"exact": name}}],
+    }
+
+
+def _secret(directory: Path, name: str) -> dict[str, Any]:
+    source = {"path_config_source": {"path": str(directory / f"{name}.yaml")}, "resource_api_version": "V3"}
+    return {"name": name, "sds_config": source}
+
+
+def _directory(file: str) -> dict[str, str]:
+    return {"path": str(PurePosixPath(file).parent)}
+
+
+def _is_ip(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
 
 
 def _socket_address(listen: str) -> dict[str, Any]:
@@ -122,6 +204,10 @@ def _fill(node: Any, values: Mapping[str, Any]) -> Any:
         case str() if node.startswith("${"):
             return values[node.removeprefix("${").removesuffix("}")]
     return node
+
+
+def _yaml(document: Any) -> str:
+    return yaml.dump(document, Dumper=_Plain, sort_keys=False, width=120)
 
 
 class _Plain(yaml.SafeDumper):

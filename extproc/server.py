@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from extproc.address import join_address, split_address
+from extproc.address import check_address, join_address, socket_path, split_address
+from extproc.certificates import CertificateFiles
 from extproc.exchange import Exchange
 from extproc.wire import UnknownMessage, decode, encode
 
@@ -43,7 +45,10 @@ _RpcContext = grpc.aio.ServicerContext[bytes, bytes]
 class ServerSettings:
     """The gRPC port.
 
-    listen: "host:port"; port 0 takes a free one.
+    listen: "host:port", port 0 takes a free one; or "unix:/path", open to those who may write where the umask lets.
+    tls_certificate, tls_key: PEM files, the certificate first, then what leads to its authority. Replaced ones hold
+        from the next connection on. Empty: plain text.
+    tls_client_ca: PEM file of the authorities whose certificates may call. Empty: whoever reaches the port may.
     max_message_bytes: largest message accepted; must hold the largest body that Envoy buffers (8 MiB) and its
         envelope. grpcio's own default of 4 MiB would turn a 5 MB body into an error.
     notice_s: at shutdown, between saying "not serving" and refusing streams: Envoy checks health every second
@@ -54,6 +59,9 @@ class ServerSettings:
     """
 
     listen: str = "127.0.0.1:50051"
+    tls_certificate: str = ""
+    tls_key: str = ""
+    tls_client_ca: str = ""
     max_message_bytes: int = 16 * 1024 * 1024
     notice_s: float = 2.0
     drain_s: float = 10.0
@@ -61,9 +69,13 @@ class ServerSettings:
 
     def __post_init__(self) -> None:
         try:
-            split_address(self.listen)
+            check_address(self.listen)
         except ValueError as error:
             raise ValueError(f"listen: {error}") from None
+        if bool(self.tls_certificate) != bool(self.tls_key):
+            raise ValueError("tls_certificate and tls_key go together")
+        if self.tls_client_ca and not self.tls_certificate:
+            raise ValueError("tls_client_ca needs tls_certificate and tls_key")
         if not (self.max_message_bytes > 0 and self.keepalive_s > 0):
             raise ValueError("max_message_bytes and keepalive_s must be above 0")
         if not (self.notice_s >= 0 and self.drain_s >= 0):
@@ -94,13 +106,29 @@ class Server:
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._grpc)
 
     async def start(self) -> str:
-        """Begin to serve; returns the "host:port" really bound. Raises RuntimeError where it cannot be bound."""
-        host, _ = split_address(self._settings.listen)
-        port = self._grpc.add_insecure_port(self._settings.listen)
+        """Begin to serve; returns the address really bound. Raises RuntimeError where it cannot be, or TLS cannot."""
+        bound = self._bind()
         await self._health.set(LIVENESS, health_pb2.HealthCheckResponse.SERVING)
         await self.set_ready(False)
         await self._grpc.start()
-        return join_address(host, port)
+        return bound
+
+    def _bind(self) -> str:
+        listen = self._settings.listen
+        path = socket_path(listen)
+        if path and _is_served(path):
+            raise RuntimeError(f"{listen}: another process listens there")
+        if self._settings.tls_certificate:
+            files = CertificateFiles(
+                self._settings.tls_certificate, self._settings.tls_key, self._settings.tls_client_ca
+            )
+            try:
+                port = self._grpc.add_secure_port(listen, files.credentials())
+            except ValueError as error:
+                raise RuntimeError(f"server.{error}") from error
+        else:
+            port = self._grpc.add_insecure_port(listen)
+        return listen if path else join_address(split_address(listen)[0], port)
 
     async def set_ready(self, ready: bool) -> None:
         """Say whether the fleet is known. While it is not, Envoy routes by its own fallback."""
@@ -130,6 +158,12 @@ class Server:
     async def _stream_endpoints(self, requests: AsyncIterator[bytes], _context: _RpcContext) -> AsyncIterator[bytes]:
         async for response in self._endpoints.serve(requests):
             yield response
+
+
+def _is_served(path: str) -> bool:
+    """gRPC replaces a socket that stands there: right for one that a crash left over, not for one in use."""
+    with socket.socket(socket.AF_UNIX) as probe:
+        return probe.connect_ex(path) == 0
 
 
 def _trace_context(context: _RpcContext) -> dict[str, str]:

@@ -70,3 +70,57 @@ def test_wrong_usage_is_status_2(capsys: pytest.CaptureFixture[str]) -> None:
         main(["check-config", "--conifg", "x"])
     assert ended.value.code == 2
     assert "--conifg" in capsys.readouterr().err
+
+
+SDS = "tls_certificate_sds_secret_configs"
+TLS = """
+[server]
+listen = "unix:/run/extproc.sock"
+tls_certificate = "/tls/router.pem"
+tls_key = "/tls/router-key.pem"
+tls_client_ca = "/tls/ca.pem"
+"""
+ENVOYS_PART = """
+[envoy]
+router_tls_ca = "/envoy/ca.pem"
+router_tls_name = "router.example"
+router_tls_certificate = "/envoy/client.pem"
+router_tls_key = "/envoy/client-key.pem"
+"""
+
+
+def test_envoy_config_writes_tls_secrets_beside_the_bootstrap(file: Path, tmp_path: Path) -> None:
+    file.write_text(TLS + ENVOYS_PART, encoding="utf-8")
+    output = tmp_path / "envoy.yaml"
+    assert main(["envoy-config", "--config", str(file), "-o", str(output)]) == 0
+    (router,) = (each for each in yaml.safe_load(output.read_text())["static_resources"]["clusters"][1:])
+    context = router["transport_socket"]["typed_config"]["common_tls_context"]
+    ca = context["combined_validation_context"]["validation_context_sds_secret_config"]
+    named = [source["sds_config"]["path_config_source"]["path"] for source in (ca, *context[SDS])]
+    assert named == [str(tmp_path / "router-ca.yaml"), str(tmp_path / "router-client.yaml")]
+    secrets = [yaml.safe_load((tmp_path / path).read_text())["resources"][0] for path in named]
+    assert secrets[0]["validation_context"]["trusted_ca"]["filename"] == "/envoy/ca.pem"
+    assert secrets[1]["tls_certificate"]["private_key"]["filename"] == "/envoy/client-key.pem"
+
+
+@pytest.mark.parametrize(
+    ("envoys_part", "missing"),
+    [
+        ("", ["envoy.router_tls_ca", "envoy.router_tls_certificate"]),
+        ('[envoy]\nrouter_tls_ca = "/ca.pem"\n', ["envoy.router_tls_certificate", "envoy.router_tls_name"]),
+    ],
+)
+def test_an_envoy_that_could_not_speak_to_the_router_is_not_rendered(
+    file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], envoys_part: str, missing: list[str]
+) -> None:
+    file.write_text(TLS + envoys_part, encoding="utf-8")
+    assert main(["envoy-config", "--config", str(file), "-o", str(tmp_path / "envoy.yaml")]) == 2
+    assert [line.partition(":")[0] for line in capsys.readouterr().err.splitlines()] == missing
+    assert not (tmp_path / "envoy.yaml").exists()
+
+
+def test_tls_secrets_have_no_place_on_standard_output(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file.write_text(TLS + ENVOYS_PART, encoding="utf-8")
+    assert main(["envoy-config", "--config", str(file)]) == 2
+    printed = capsys.readouterr()
+    assert (printed.out, "-o" in printed.err) == ("", True)

@@ -182,6 +182,14 @@ def test_a_wrong_shape_is_named(errors: Callable[..., list[str]], text: str, err
         ("server", "drain_s = -1", "notice_s and drain_s must be at least 0"),
         ("server", 'listen = "host:65536"', "listen: expected \"host:port\", got 'host:65536'"),
         ("server", 'listen = "::1:80"', "listen: expected \"host:port\", got '::1:80'"),
+        ("server", 'tls_key = "key.pem"', "tls_certificate and tls_key go together"),
+        ("server", 'tls_client_ca = "ca.pem"', "tls_client_ca needs tls_certificate and tls_key"),
+        ("envoy", 'router_tls_key = "key.pem"', "router_tls_certificate and router_tls_key go together"),
+        (
+            "envoy",
+            'router_tls_key = "key.pem"\nrouter_tls_certificate = "c.pem"',
+            "router_tls_certificate needs router_tls_ca",
+        ),
         ("membership", "poll_s = 0", "poll_s must be above 0"),
         ("membership", "poll_s = nan", "poll_s must be above 0"),
         ("membership", "confirm_s = -1", "confirm_s must be at least 0"),
@@ -273,3 +281,10 @@ def test_what_is_printed_can_be_read_again(tmp_path: Path) -> None:
         for key, value in values.items()
     }
     assert load(environment=variables) == config
+
+
+@pytest.mark.parametrize("path", ["", "router.sock", "/", "/" + "x" * 107])
+def test_a_socket_that_none_can_listen_on_is_an_error(errors: Callable[..., list[str]], path: str) -> None:
+    for section, key in (("server", "listen"), ("envoy", "router")):
+        (error,) = errors(f'[{section}]\n{key} = "unix:{path}"')
+        assert f"{section}: {key}: expected" in error

@@ -15,7 +15,7 @@ from demo.ports import free_ports
 from demo.process import Process
 from demo.wait import wait_until
 from extproc.address import split_address
-from extproc.envoy_config import EnvoySettings, render
+from extproc.envoy_config import EnvoySettings, render, render_secrets
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -44,13 +44,15 @@ class Envoy(Process):
         self.url = f"http://{self.settings.listen}"
         self._admin = f"http://{self.settings.admin}"
         bootstrap = directory / "envoy.yaml"
-        rendered = render(self.settings, router, session_headers, sample_ratio)
+        rendered = render(self.settings, router, session_headers, sample_ratio, directory)
         if body_mode != "BUFFERED":  # as other data planes are configured
             mode = f"request_body_mode: {body_mode}, request_trailer_mode: SEND"
             rendered = rendered.replace("request_body_mode: BUFFERED", mode.replace(", ", "\n" + " " * 16))
         if more_routers:  # as a name with several addresses gives them
             rendered = _with_routers(rendered, more_routers)
         bootstrap.write_text(rendered, encoding="utf-8")
+        for name, secret in render_secrets(self.settings).items():
+            (directory / name).write_text(secret, encoding="utf-8")
         super().__init__(
             # Hot restart would let two Envoys of one machine meet in a shared memory segment.
             [ENVOY, "-c", bootstrap, "--concurrency", "1", "--disable-hot-restart", "--log-level", "warning"],

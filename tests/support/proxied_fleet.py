@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
@@ -120,6 +120,7 @@ async def proxied_fleet(
     router: RouterSettings | None = None,
     body_mode: str = "BUFFERED",
     sample_ratio: float = 1.0,
+    server: ServerSettings | None = None,
 ) -> AsyncIterator[ProxiedFleet]:
     """Start it and wait until Envoy knows the fleet; end all of it."""
     async with contextlib.AsyncExitStack() as stack:
@@ -128,17 +129,14 @@ async def proxied_fleet(
             await upstream.start()
             stack.push_async_callback(upstream.stop)
         core, discovery, watch = Router(router), EndpointDiscovery(), Watch()
-        server = Server(
-            ServerSettings(listen="127.0.0.1:0", notice_s=0.0, drain_s=0.2),
-            EndpointPicker(core, observer=watch),
-            discovery,
-        )
-        address = await server.start()
-        stack.push_async_callback(server.stop)
+        settings = replace(server or ServerSettings(listen="127.0.0.1:0"), notice_s=0.0, drain_s=0.2)
+        serving = Server(settings, EndpointPicker(core, observer=watch), discovery)
+        address = await serving.start()
+        stack.push_async_callback(serving.stop)
         fleet = replicas_of(upstream.endpoint for upstream in upstreams)
         await discovery.publish(fleet)
         core.set_members(fleet, monotonic())
-        await server.set_ready(True)
+        await serving.set_ready(True)
         proxy = await asyncio.to_thread(
             Envoy, directory, address, envoy, body_mode=body_mode, sample_ratio=sample_ratio
         )
@@ -147,4 +145,4 @@ async def proxied_fleet(
         client = await stack.enter_async_context(
             aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=30), auto_decompress=False)
         )
-        yield ProxiedFleet(proxy, upstreams, core, server, discovery, client, watch)
+        yield ProxiedFleet(proxy, upstreams, core, serving, discovery, client, watch)
