@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -83,12 +84,16 @@ class ServerSettings:
 
 
 class Server:
-    """Serves from `start` to `stop`, on the running event loop. Not ready until `set_ready(True)`."""
+    """Serves from `start` to `stop`, on the running event loop. Not ready until `set_ready(True)`.
+
+    stream_errors: ext_proc streams that broke off, by kind: a message of an unknown kind, or a fault of ours.
+    """
 
     def __init__(self, settings: ServerSettings, picker: EndpointPicker, endpoints: EndpointDiscovery) -> None:
         self._settings = settings
         self._picker = picker
         self._endpoints = endpoints
+        self.stream_errors = Counter({"unknown_message": 0, "fault": 0})
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]  # newer than its stubs
         self._grpc = grpc.aio.server(options=_channel_options(settings))
         self._grpc.add_generic_rpc_handlers(
@@ -151,7 +156,11 @@ class Server:
                     for response in encode(reply):
                         await context.write(response)
         except UnknownMessage as error:
+            self.stream_errors["unknown_message"] += 1
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        except Exception:
+            self.stream_errors["fault"] += 1
+            raise
         finally:
             exchange.close()
 

@@ -66,17 +66,19 @@ class Service:
         self._spans = DecisionSpans(self._provider, config.routing.policy) if self._provider else None
         observers: list[DecisionObserver] = [each for each in (self._spans, self._health) if each is not None]
         self._picker = EndpointPicker(self._router, config.features)
+        self._server = Server(config.server, self._picker, self._endpoints)
         self._admin: AdminServer | None = None
         self._history: History | None = None
         if config.admin.listen:
-            metrics = RouterMetrics(self._router, self._membership)
+            metrics = RouterMetrics(
+                self._router, self._membership, self._endpoints, self._metrics, self._server.stream_errors
+            )
             decisions = RecentDecisions(self._router, config.admin.recent_decisions)
             self._history = History(self._router)
             admin = Admin(self._picker, self._membership, decisions, self._history, metrics.text)
             self._admin = AdminServer(config.admin.listen, admin.app())
             observers += [metrics, decisions, self._history]
         self._picker.observer = Observers(*observers)
-        self._server = Server(config.server, self._picker, self._endpoints)
 
     async def run(self) -> None:
         """Returns after a graceful end. Raises RuntimeError where the port is taken, or what a task failed with."""

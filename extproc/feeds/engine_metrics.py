@@ -91,6 +91,11 @@ class EngineMetrics:
         self._lost: set[str] = set()
         self._rounds = Rounds(settings.poll_s, settings.timeout_s, members, self._ask, self._failed)
 
+    @property
+    def failures(self) -> int:
+        """Polls that failed, so far."""
+        return self._rounds.failures
+
     async def run(self) -> None:
         await self._rounds.run()
 

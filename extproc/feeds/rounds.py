@@ -25,6 +25,7 @@ class Rounds:
     poll_s: length of a round. timeout_s: for each answer.
     members: who is to be asked, at the beginning of each round.
     ask: asks one replica and takes in the answer; its OSErrors, timeouts and ValueErrors go to `failed`.
+    failures: how many did, so far.
     """
 
     def __init__(
@@ -35,6 +36,7 @@ class Rounds:
         ask: Callable[[Replica, Connection], Awaitable[None]],
         failed: Callable[[Replica, Exception], None],
     ) -> None:
+        self.failures = 0
         self._poll_s = poll_s
         self._timeout_s = timeout_s
         self._members = members
@@ -73,6 +75,7 @@ class Rounds:
             async with asyncio.timeout(self._timeout_s):
                 await self._ask(replica, self._connection(replica))
         except (OSError, ValueError) as error:  # a TimeoutError is an OSError
+            self.failures += 1
             self._failed(replica, error)
         finally:
             self._asking.pop(replica.id, None)
