@@ -47,10 +47,18 @@ class Exchange:
 
 @dataclass
 class Load:
-    """What has been asked and answered so far, in the order of the ends."""
+    """What has been asked and answered so far, in the order of the ends.
+
+    under_way: session -> the replica that has begun to answer it.
+    """
 
     url: str
     exchanges: list[Exchange] = field(default_factory=list)
+    under_way: dict[str, str] = field(default_factory=dict)
+
+    def homes(self) -> dict[str, str]:
+        """Session -> the replica that answered it last."""
+        return {each.session: each.replica for each in self.exchanges if each.outcome is Outcome.WHOLE}
 
     async def rounds(self, count: int, timeout_s: float = 60.0) -> None:
         """Wait until each session has been asked and answered so many more times."""
@@ -62,6 +70,14 @@ class Load:
             return len(set(times)) == sessions and min(map(times.count, set(times))) >= count
 
         await until(asked, f"{count} answers in each of {sessions} sessions", timeout_s)
+
+    async def answering(self, replica: str) -> None:
+        """Wait until an answer of this replica has begun."""
+
+        async def begun() -> bool:
+            return replica in self.under_way.values()
+
+        await until(begun, f"{replica} is answering")
 
     async def _ask(self, client: aiohttp.ClientSession, session: str, turn: int) -> None:
         body = {
@@ -80,10 +96,12 @@ class Load:
                 replica = response.headers.get("x-replica-id", "")
                 async for chunk in response.content.iter_any():
                     content += chunk
+                    self.under_way[session] = replica
                 whole = response.status == 200 and content.endswith(b"data: [DONE]\n\n")
                 detail = "" if whole else f"{response.status} {content[-100:]!r}"
         except (aiohttp.ClientError, TimeoutError) as error:
             whole, detail = False, f"{type(error).__name__} {error}"
+        self.under_way.pop(session, None)
         outcome = Outcome.WHOLE if whole else Outcome.CUT if content and replica else Outcome.FAILED
         self.exchanges.append(Exchange(session, began_s, monotonic(), outcome, replica, detail))
 

@@ -124,12 +124,13 @@ class Site:
         new.write_text(json.dumps({"replicas": entries}))
         new.replace(self.directory / "fleet.json")
 
-    async def add_replicas(self, ids: Iterable[str]) -> list[Replica]:
-        """Start more; nobody is told of them."""
-        added = [await _start_replica(self.stack, self.directory, id_) for id_ in ids]
-        for replica in added:
+    async def add_replica(self, id_: str, start: bool = True) -> Replica:
+        """One more; nobody is told of it."""
+        replica = await _add_replica(self.stack, Replica(id_, self.directory))
+        if start:
+            replica.start()
             await replica.wait()
-        return added
+        return replica
 
     async def wait_routed(self) -> None:
         """Wait until Envoy finds every router well."""
@@ -154,7 +155,9 @@ async def site(
 ) -> AsyncIterator[Site]:
     """Start it and wait until requests are routed; end all of it. sections, env: the routers' own."""
     async with AsyncExitStack() as stack:
-        fleet = [await _start_replica(stack, directory, f"r{number}") for number in range(replicas)]
+        fleet = [await _add_replica(stack, Replica(f"r{number}", directory)) for number in range(replicas)]
+        for replica in fleet:
+            replica.start()
         membership = {"source": "file", "file": str(directory / "fleet.json"), "poll_s": 0.1}
         given: Sections = {"membership": membership, "routing": STAY_HOME, **(sections or {})}
         instances = [Router(directory, given, env or {}, f"router-{number}") for number in range(routers)]
@@ -177,10 +180,8 @@ async def site(
         yield running
 
 
-async def _start_replica(stack: AsyncExitStack, directory: Path, id_: str) -> Replica:
-    replica = Replica(id_, directory)
+async def _add_replica(stack: AsyncExitStack, replica: Replica) -> Replica:
     await stack.enter_async_context(replica.relay.running())
-    replica.start()
     stack.push_async_callback(_end, replica)
     return replica
 
