@@ -50,5 +50,6 @@ test-fast: $(READY) ## without Envoy and Ray
 
 include make/chaos.mk
 include make/compose.mk
+include make/fuzz.mk
 include make/sim.mk
 include make/vllm.mk
