@@ -49,6 +49,7 @@ test-fast: $(READY) ## without Envoy and Ray
 	$(RUN)/python -m pytest -m "not vllm and not e2e and not chaos" $(ARGS)
 
 include make/chaos.mk
+include make/alerts.mk
 include make/compose.mk
 include make/fuzz.mk
 include make/sim.mk

@@ -34,6 +34,13 @@ async def nobody() -> None:
     pass
 
 
+def documented() -> dict[tuple[str, str], set[str]]:
+    """(name, kind) -> labels, by the page; the next test holds it to what is really there."""
+    return {
+        (n, kind): set(filter(None, labels.split(", "))) for n, labels, kind in ROW.findall(PAGE.read_text("utf-8"))
+    }
+
+
 @dataclass
 class Watched:
     """A picker and its metrics; its clock stands still unless the test moves it."""
@@ -165,8 +172,7 @@ def test_the_page_lists_all_metrics() -> None:
     }
     # Of a feed that has been read, and of engines that are polled: seen in the process below.
     families |= {("extproc_membership_age_seconds", "gauge"): set(), ("extproc_load_failures_total", "counter"): set()}
-    documented = {(n, kind): set(filter(None, labels.split(", "))) for n, labels, kind in ROW.findall(PAGE.read_text())}
-    assert documented == families
+    assert documented() == families
 
 
 def test_failures_are_counted(tmp_path: Path) -> None:
