@@ -21,14 +21,14 @@ class Relay:
     """Passes bytes on to `target` ("host:port") as they come.
 
     delay_s: for each chunk, either way. flowing: while cleared, nothing passes and nothing is closed.
-    refusal: sent instead of passing a POST on; the connection is closed after it.
+    canned: beginning of a request -> the answer it gets instead of being passed on; then the connection is closed.
     """
 
     target: str
     port: int = field(default_factory=free_port)
     delay_s: float = 0.0
     flowing: asyncio.Event = field(default_factory=asyncio.Event)
-    refusal: bytes = b""
+    canned: dict[bytes, bytes] = field(default_factory=dict)
     _open: set[asyncio.StreamWriter] = field(default_factory=set)
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
@@ -90,8 +90,9 @@ class Relay:
             async with asyncio.TaskGroup() as group:
                 group.create_task(arrive())
                 while chunk := await source.read(CHUNK_BYTES):
-                    if self.refusal and to is not client and chunk.startswith(b"POST"):
-                        client.write(self.refusal)
+                    given = [answer for begins, answer in self.canned.items() if chunk.startswith(begins)]
+                    if given and to is not client:
+                        client.write(given[0])
                         break
                     under_way.put_nowait((clock() + self.delay_s, chunk))
                 under_way.put_nowait((0.0, b""))

@@ -7,8 +7,11 @@ import json
 import sys
 import urllib.error
 import urllib.request
+from collections import Counter
+from collections.abc import Callable, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from demo.ports import free_port
@@ -21,8 +24,10 @@ from tests.support.envoy import Envoy
 from tests.support.metrics import figure
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable, Mapping
+    from collections.abc import AsyncIterator, Mapping
     from pathlib import Path
+
+    from tests.chaos.load import Load
 
 Sections = dict[str, dict[str, Any]]
 
@@ -103,6 +108,9 @@ class Router:
         await until(reached, f"{name}{labels or ''} is {value}", timeout_s)
 
 
+Announce = Callable[[Iterable[Replica]], None]
+
+
 @dataclass
 class Site:
     """Everything that one fault looks at."""
@@ -112,17 +120,16 @@ class Site:
     routers: list[Router]
     replicas: list[Replica]
     stack: AsyncExitStack
+    announce: Announce
 
     @property
     def router(self) -> Router:
         return self.routers[0]
 
-    def write_fleet(self, replicas: Iterable[Replica]) -> None:
-        """Tell the routers who the members are."""
-        entries = [{"id": replica.id, "endpoint": replica.relay.address} for replica in replicas]
-        new = self.directory / "fleet.new"
-        new.write_text(json.dumps({"replicas": entries}))
-        new.replace(self.directory / "fleet.json")
+    def busiest(self, load: Load) -> Replica:
+        """The home of most sessions: where there are none, a fault would show nothing."""
+        ((id_, _),) = Counter(load.homes().values()).most_common(1)
+        return next(replica for replica in self.replicas if replica.id == id_)
 
     async def add_replica(self, id_: str, start: bool = True) -> Replica:
         """One more; nobody is told of it."""
@@ -151,15 +158,20 @@ async def site(
     sections: Sections | None = None,
     env: Mapping[str, str] | None = None,
     routers: int = 1,
-    replicas: int = REPLICAS,
+    announce: Announce | None = None,
 ) -> AsyncIterator[Site]:
-    """Start it and wait until requests are routed; end all of it. sections, env: the routers' own."""
+    """Start it and wait until requests are routed; end all of it.
+
+    sections, env: the routers' own. announce: tells them who the members are; by default in the file that they watch.
+    """
+    announce = announce or partial(write_fleet, directory / "fleet.json")
     async with AsyncExitStack() as stack:
-        fleet = [await _add_replica(stack, Replica(f"r{number}", directory)) for number in range(replicas)]
+        fleet = [await _add_replica(stack, Replica(f"r{number}", directory)) for number in range(REPLICAS)]
         for replica in fleet:
             replica.start()
         membership = {"source": "file", "file": str(directory / "fleet.json"), "poll_s": 0.1}
-        given: Sections = {"membership": membership, "routing": STAY_HOME, **(sections or {})}
+        given: Sections = {"membership": membership, **(sections or {})}
+        given["routing"] = {**STAY_HOME, **given.get("routing", {})}
         instances = [Router(directory, given, env or {}, f"router-{number}") for number in range(routers)]
         for router in instances:
             await stack.enter_async_context(router.relay.running())
@@ -168,16 +180,24 @@ async def site(
         first, *more = (router.relay.address for router in instances)
         envoy = await asyncio.to_thread(Envoy, directory, first, more_routers=more)
         stack.push_async_callback(asyncio.to_thread, envoy.stop)
-        running = Site(directory, envoy, instances, fleet, stack)
+        running = Site(directory, envoy, instances, fleet, stack, announce)
         for replica in fleet:
             await replica.wait()
-        running.write_fleet(fleet)
+        announce(fleet)
         for router in instances:
             await router.wait()
         endpoints = [replica.relay.address for replica in fleet]
         await asyncio.to_thread(envoy.wait_for_router, endpoints, STARTING_S)
         await running.wait_routed()
         yield running
+
+
+def write_fleet(file: Path, replicas: Iterable[Replica]) -> None:
+    """As a membership file, whole at any moment."""
+    entries = [{"id": replica.id, "endpoint": replica.relay.address} for replica in replicas]
+    new = file.with_suffix(".new")
+    new.write_text(json.dumps({"replicas": entries}))
+    new.replace(file)
 
 
 async def _add_replica(stack: AsyncExitStack, replica: Replica) -> Replica:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections import Counter
 from time import monotonic
 from typing import TYPE_CHECKING
 
@@ -12,11 +11,12 @@ import pytest
 
 from demo.wait import until
 from extproc.feeds.health import HealthSettings
-from tests.chaos.figures import RECOVERY_S, Figures, figures
-from tests.chaos.load import Load, Outcome, steady_load
+from tests.chaos.figures import Figures, figures
+from tests.chaos.load import steady_load
+from tests.chaos.promises import assert_only_begun_answers_lost
 
 if TYPE_CHECKING:
-    from tests.chaos.site import Replica, Site
+    from tests.chaos.site import Site
 
 pytestmark = pytest.mark.chaos
 
@@ -25,40 +25,11 @@ NOTICED_S = HealthSettings().timeout_s + HealthSettings().probe_s
 """A replica that accepts connections and says nothing is known to be unwell after so long."""
 
 
-def busiest(running: Site, load: Load) -> Replica:
-    """The home of most sessions: where there are none, a fault would show nothing."""
-    ((id_, _),) = Counter(load.homes().values()).most_common(1)
-    return next(replica for replica in running.replicas if replica.id == id_)
-
-
-def assert_only_begun_answers_lost(row: Figures, load: Load, fault_s: float, victim: Replica | None = None) -> None:
-    assert (row.failed, row.moved, row.astray) == (0, 0, 0), row
-    assert row.recovery_s < RECOVERY_S, row
-    for cut in (each for each in load.exchanges if each.outcome is Outcome.CUT):
-        assert victim is not None
-        assert cut.replica == victim.id, cut
-        assert cut.began_s < fault_s, cut
-
-
-async def test_killed(running: Site, rows: list[Figures]) -> None:
-    """For good: its sessions find another home, the others stay."""
-    async with steady_load(running.envoy.url) as load:
-        await load.rounds(3)
-        victim = busiest(running, load)
-        await load.answering(victim.id)
-        fault_s = monotonic()
-        victim.process.kill()
-        await load.rounds(8)
-    rows.append(row := figures("replica: kill -9", load.exchanges, fault_s, fault_s, {victim.id}))
-    assert_only_begun_answers_lost(row, load, fault_s, victim)
-    assert row.cut > 0, "it was answering"
-
-
 async def test_reset_mid_stream(running: Site, rows: list[Figures]) -> None:
     """All connections of a replica that lives on."""
     async with steady_load(running.envoy.url) as load:
         await load.rounds(3)
-        victim = busiest(running, load)
+        victim = running.busiest(load)
         await load.answering(victim.id)
         fault_s = monotonic()
         assert victim.relay.cut() > 0
@@ -72,7 +43,7 @@ async def test_frozen_for_a_while(running: Site, rows: list[Figures]) -> None:
     """Who has been sent there waits; from when it is known on, nobody is."""
     async with steady_load(running.envoy.url) as load:
         await load.rounds(3)
-        victim = busiest(running, load)
+        victim = running.busiest(load)
         await load.answering(victim.id)
         fault_s = monotonic()
         victim.process.send(signal.SIGSTOP)
@@ -90,7 +61,7 @@ async def test_frozen_and_then_killed(running: Site, rows: list[Figures]) -> Non
     """As Ray Serve does it: the requests that waited are answered by others."""
     async with steady_load(running.envoy.url) as load:
         await load.rounds(3)
-        victim = busiest(running, load)
+        victim = running.busiest(load)
         await load.answering(victim.id)
         fault_s = monotonic()
         victim.process.send(signal.SIGSTOP)
@@ -106,13 +77,13 @@ async def test_too_busy(running: Site, rows: list[Figures]) -> None:
     """503 to requests while it is healthy, as Serve answers past `max_queued_requests`."""
     async with steady_load(running.envoy.url) as load:
         await load.rounds(3)
-        victim = busiest(running, load)
+        victim = running.busiest(load)
         await load.answering(victim.id)
         before = running.envoy.stat("cluster.fleet.upstream_rq_retry")
         fault_s = monotonic()
-        victim.relay.refusal = BUSY
+        victim.relay.canned[b"POST"] = BUSY
         await load.rounds(8)
-        victim.relay.refusal = b""
+        victim.relay.canned.clear()
         back_s = monotonic()
         await load.rounds(4)
     rows.append(row := figures("replica: 503 while healthy", load.exchanges, fault_s, back_s))
@@ -125,7 +96,7 @@ async def test_listed_before_it_listens(running: Site, rows: list[Figures]) -> N
         await load.rounds(3)
         fault_s = monotonic()
         late = await running.add_replica("late", start=False)
-        running.write_fleet([*running.replicas, late])
+        running.announce([*running.replicas, late])
         await load.rounds(8)
         late.start()
         await late.wait()
@@ -147,7 +118,7 @@ async def test_all_are_redeployed(running: Site, rows: list[Figures]) -> None:
         old = running.replicas
         new = [await running.add_replica(f"new-{number}") for number in range(len(old))]
         fault_s = monotonic()
-        running.write_fleet(new)
+        running.announce(new)
 
         async def replaced() -> bool:
             endpoints = {replica.relay.address for replica in new}

@@ -13,8 +13,9 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from demo.wait import until
 from extproc.envoy_config import EnvoySettings
-from tests.chaos.figures import RECOVERY_S, Figures, figures
+from tests.chaos.figures import Figures, figures
 from tests.chaos.load import steady_load
+from tests.chaos.promises import assert_unnoticed
 from tests.chaos.site import Site, site
 
 if TYPE_CHECKING:
@@ -26,25 +27,6 @@ TIMEOUT_S = EnvoySettings().message_timeout_s
 ANSWER_S = 0.5
 """An answer takes 0.2 s; more than this and the message timeout nobody waits, a busy machine's pauses aside."""
 SERVING = health_pb2.HealthCheckResponse.SERVING
-
-
-def assert_unnoticed(row: Figures) -> None:
-    assert (row.failed, row.cut, row.moved, row.astray) == (0, 0, 0, 0), row
-    assert row.recovery_s < RECOVERY_S, row
-
-
-async def test_killed_and_started_again(running: Site, rows: list[Figures]) -> None:
-    async with steady_load(running.envoy.url) as load:
-        await load.rounds(3)
-        fault_s = monotonic()
-        running.router.process.kill()
-        await load.rounds(3)
-        running.router.start()
-        await running.router.wait()
-        back_s = monotonic()
-        await load.rounds(4)
-    rows.append(row := figures("router: kill -9, restart", load.exchanges, fault_s, back_s))
-    assert_unnoticed(row)
 
 
 async def test_asked_to_leave(running: Site, rows: list[Figures]) -> None:
