@@ -14,6 +14,7 @@ import sys
 import urllib.request
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 import pytest
 import yaml
@@ -72,8 +73,8 @@ def test_compose_refuses_what_it_should(tmp_path: Path) -> None:
 def test_every_mounted_file_is_there(services: Services) -> None:
     mounts = [mount for service in services.values() for mount in service.get("volumes", ())]
     sources = {Path(mount["source"]) for mount in mounts if mount["type"] == "bind"}
-    assert sources == {DEPLOY / "router.toml", DEPLOY / "serve.yaml"}
-    assert all(source.is_file() for source in sources)
+    files = {path for path in DEPLOY.rglob("*") if path.is_file()}
+    assert sources == files - {DEPLOY / "ready.py", DEPLOY / "prometheus" / "alerts_test.yml"}
 
 
 def test_services_find_each_other(services: Services, router: configuration.Config) -> None:
@@ -87,6 +88,47 @@ def test_services_find_each_other(services: Services, router: configuration.Conf
     assert f"--address {router.membership.ray_serve_url} " in " ".join(services["application"]["command"])
 
     assert [each["target"] for each in services["envoy"]["ports"]] == [split_address(router.envoy.listen)[1]]
+
+
+def test_all_spans_go_to_the_collector_and_on_to_jaeger(services: Services, router: configuration.Config) -> None:
+    collector = yaml.safe_load((DEPLOY / "collector.yml").read_text(encoding="utf-8"))
+    host, port = split_address(router.envoy.otlp)
+    assert host in services
+    assert split_address(collector["receivers"]["otlp"]["protocols"]["http"]["endpoint"])[1] == port
+    assert router.telemetry.exporter == "otlp"
+    assert services["extproc"]["environment"]["OTEL_EXPORTER_OTLP_ENDPOINT"] == f"http://{router.envoy.otlp}"
+    application = yaml.safe_load((DEPLOY / "serve.yaml").read_text(encoding="utf-8"))["applications"][0]
+    assert application["args"]["otlp_traces_endpoint"] == f"http://{router.envoy.otlp}/v1/traces"
+
+    traces = collector["service"]["pipelines"]["traces"]
+    for kind in ("receivers", "processors", "exporters"):
+        assert set(traces[kind]) == set(collector[kind])
+    (exporter,) = collector["exporters"].values()
+    assert split_address(exporter["endpoint"])[0] in services
+
+
+def test_prometheus_scrapes_the_router_and_grafana_asks_prometheus(
+    services: Services, router: configuration.Config
+) -> None:
+    (scrape,) = yaml.safe_load((DEPLOY / "prometheus" / "prometheus.yml").read_text(encoding="utf-8"))["scrape_configs"]
+    (target,) = scrape["static_configs"][0]["targets"]
+    host, port = split_address(target)
+    assert host in services
+    assert port == split_address(router.admin.listen)[1] == services[host]["ports"][0]["target"]
+
+    sources = yaml.safe_load((DEPLOY / "grafana" / "datasources.yml").read_text(encoding="utf-8"))["datasources"]
+    assert {urlsplit(source["url"]).hostname for source in sources} <= set(services)
+    dashboard = json.loads((DEPLOY / "grafana" / "dashboard.json").read_text(encoding="utf-8"))
+    assert {panel["datasource"]["uid"] for panel in dashboard["panels"]} <= {source["uid"] for source in sources}
+    (provider,) = yaml.safe_load((DEPLOY / "grafana" / "dashboards.yml").read_text(encoding="utf-8"))["providers"]
+    home = services["grafana"]["environment"]["GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"]
+    assert home in {mount["target"] for mount in services["grafana"]["volumes"]}
+    assert home.startswith(provider["options"]["path"])
+
+
+def test_each_image_is_ours_or_of_an_exact_release(services: Services) -> None:
+    for service in services.values():
+        assert "build" in service or re.fullmatch(r"[\w./-]+:v?\d+\.\d+\.\d+", service["image"])
 
 
 def test_nothing_is_published_beyond_this_host(services: Services) -> None:
@@ -131,12 +173,12 @@ def test_images_are_built_from_files_that_are_there() -> None:
         assert source.partition("/")[0] in let_through
 
 
-def test_both_images_run_without_root(services: Services) -> None:
+def test_nothing_runs_as_root(services: Services) -> None:
     dockerfile = (ROOT / "Dockerfile").read_text(encoding="utf-8")
     stages = dict(re.findall(r"^FROM \S+ AS (\w+)\n(.*?)(?=^FROM|\Z)", dockerfile, re.M | re.S))
     for service in services.values():
         target = service.get("build", {}).get("target")
-        assert service.get("user") == "101:101" if target is None else "\nUSER 1000\n" in stages[target]
+        assert int(service["user"].partition(":")[0]) > 0 if target is None else "\nUSER 1000\n" in stages[target]
 
 
 @pytest.mark.e2e
