@@ -13,11 +13,11 @@ import pytest
 from envoy.service.ext_proc.v3.external_processor_pb2 import HttpHeaders, ProcessingRequest
 
 from demo.wait import wait_until
-from tests.admin.conftest import FLEET
 from tests.component.serving import messages
+from tests.support.watched import FLEET
 
 if TYPE_CHECKING:
-    from tests.admin.conftest import Watched
+    from tests.support.watched import Watched
 
 SECRET = "my-secret-session"
 PROMPT = "the prompt that nobody may see"
