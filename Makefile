@@ -41,13 +41,14 @@ lint: $(READY) ## style, types, layers
 	$(RUN)/lint-imports
 
 .PHONY: test
-test: lint ## everything but the real-vLLM suite and the long faults
-	$(RUN)/python -m pytest -m "not vllm and not chaos" $(ARGS)
+test: lint ## everything but real vLLM, the browser and the long faults
+	$(RUN)/python -m pytest -m "not vllm and not browser and not chaos" $(ARGS)
 
 .PHONY: test-fast
 test-fast: $(READY) ## without Envoy and Ray
-	$(RUN)/python -m pytest -m "not vllm and not e2e and not chaos" $(ARGS)
+	$(RUN)/python -m pytest -m "not vllm and not browser and not e2e and not chaos" $(ARGS)
 
+include make/browser.mk
 include make/chaos.mk
 include make/alerts.mk
 include make/compose.mk

@@ -71,3 +71,10 @@ def test_it_holds_the_product_alone(installed: Path) -> None:
     assert packages == {"extproc", "serve_app", "sim"}
     (info,) = installed.glob("*.dist-info")
     assert "extproc = extproc.cli:main" in (info / "entry_points.txt").read_text(encoding="utf-8")
+
+
+def test_it_holds_the_live_page(installed: Path) -> None:
+    page = Path("extproc") / "admin" / "web"
+    held = {path.name: path.read_bytes() for path in (installed / page).iterdir()}
+    assert held == {path.name: path.read_bytes() for path in (ROOT / page).iterdir()}
+    assert "page.html" in held
