@@ -22,7 +22,7 @@ def bytes_per_entry(holders: int, entries: int = ENTRIES) -> float:
         memory = PlacementMemory(2 * entries, sys.maxsize)
         for number in range(entries):
             for serial in range(1000, 1000 + holders):
-                memory.remember(number.to_bytes(16, "little"), serial, 512 + number, float(number))
+                memory.remember([(512 + number, number.to_bytes(16, "little"))], serial, float(number))
         return tracemalloc.get_traced_memory()[0] / entries
     finally:
         tracemalloc.stop()

@@ -25,7 +25,7 @@ ABLATIONS: Final[dict[str, Callable[[], CoreRouter]]] = {
     "level 1 only: the prefix's home": lambda: CoreRouter(RouterSettings(session_candidates=0, holder_candidates=0)),
     "level 2 only: the conversation": lambda: CoreRouter(RouterSettings(home_candidates=0, holder_candidates=0)),
     "no token ledger: requests in flight only": lambda: CoreRouter(ledger=False),
-    "saturation line at 64 in flight, not 16": lambda: CoreRouter(RouterSettings(saturation_in_flight=64)),
+    "saturation line at 16 in flight, not 64": lambda: CoreRouter(RouterSettings(saturation_in_flight=16)),
     "no weight on reuse": lambda: CoreRouter(RouterSettings(reuse_weight=0.0)),
     "no first-token signal": lambda: CoreRouter(first_token_signal=False),
     "4 routers": lambda: CoreRouter(routers=4),

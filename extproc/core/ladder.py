@@ -10,9 +10,8 @@ Signatures place conversations on replicas, so a change of any of them reshuffle
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from blake3 import blake3
 
@@ -26,8 +25,7 @@ SIGNATURE_BYTES = 16
 _DERIVATION_CONTEXT = "prefix-affinity-router 2025-11 request signatures v1"
 
 
-@dataclass(frozen=True, slots=True)
-class Rung:
+class Rung(NamedTuple):
     """A prefix signature: the keyed BLAKE3 of the prompt's first `offset_bytes` bytes (16 bytes of it)."""
 
     offset_bytes: int
@@ -36,15 +34,13 @@ class Rung:
 
 def scope_key(secret: str, *parts: bytes) -> bytes:
     """The 32-byte BLAKE3 key for all that has these parts in common; each part counts by its place and length."""
-    hasher = blake3(key=_deployment_key(secret))
-    for part in parts:
-        hasher.update(len(part).to_bytes(8, "little") + part)
-    return hasher.digest()
+    framed = b"".join([len(part).to_bytes(8, "little") + part for part in parts])
+    return blake3(framed, key=_deployment_key(secret)).digest()
 
 
 def signature(key: bytes, data: bytes) -> bytes:
     """The 16-byte keyed BLAKE3 of the data."""
-    return blake3(data, key=key).digest(length=SIGNATURE_BYTES)
+    return blake3(data, key=key).digest(SIGNATURE_BYTES)
 
 
 def climb(stream: bytes, boundaries: Iterable[int], key: bytes) -> tuple[Rung, ...]:
@@ -58,10 +54,11 @@ def climb(stream: bytes, boundaries: Iterable[int], key: bytes) -> tuple[Rung, .
         offsets.add(offset)
         offset *= 2
     hasher = blake3(key=key)
+    update, digest = hasher.update, hasher.digest
     rungs, at, view = [], 0, memoryview(stream)
     for offset in sorted(offsets):
-        hasher.update(view[at:offset])
-        rungs.append(Rung(offset, hasher.digest(length=SIGNATURE_BYTES)))
+        update(view[at:offset])
+        rungs.append(Rung(offset, digest(SIGNATURE_BYTES)))
         at = offset
     return tuple(rungs)
 

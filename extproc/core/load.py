@@ -78,6 +78,7 @@ class ReplicaLoad:
         self.engine_s = now_s
         self._settings = settings
         self._joined_s = -math.inf if warm else now_s
+        self._warm = False
         self._open: dict[Lease, None] = {}
         self._ledger: dict[Lease, float] = {}  # in the order of arrival, as the engine works it off
         self._drained_s = now_s
@@ -101,14 +102,25 @@ class ReplicaLoad:
     def total_in_flight(self) -> int:
         return self.in_flight + self.others_in_flight
 
+    def become(self, replica: Replica, now_s: float) -> None:
+        """Take in what the membership says of it now."""
+        self.replica = replica
+        self._warm = False  # for the pace to follow its weight
+        self.refresh(now_s)
+
     def start_slowly(self, now_s: float) -> None:
         """Count as new from now on: the idle look of a replica that comes back says nothing of its speed."""
         self._joined_s = now_s
+        self._warm = False
 
     def refresh(self, now_s: float) -> None:
         """Bring `waiting_tokens` and `pace` up to date: at every change, and by the clock."""
         in_flight = self.in_flight + self.others_in_flight
         self.waiting_tokens = self.ledger_tokens + self.others_tokens + self._settings.decode_tokens * in_flight
+        if not self._warm:
+            self._warm_up(now_s)
+
+    def _warm_up(self, now_s: float) -> None:
         age_s, slow_start_s = now_s - self._joined_s, self._settings.slow_start_s
         self._warm = age_s >= slow_start_s
         warmth = 1.0 if self._warm else max(SLOWEST_START, age_s / slow_start_s)
@@ -124,12 +136,13 @@ class ReplicaLoad:
 
     def take(self, lease: Lease, now_s: float) -> None:
         self.drain(now_s)
+        uncached_tokens = lease.uncached_tokens
         self.in_flight += 1
         self._open[lease] = None
-        self._ledger[lease] = lease.uncached_tokens
-        self.ledger_tokens += lease.uncached_tokens
-        self.computed_tokens += lease.uncached_tokens
-        self._typical_tokens += (1.0 - LEARNING_MEMORY) * (lease.uncached_tokens - self._typical_tokens)
+        self._ledger[lease] = uncached_tokens
+        self.ledger_tokens += uncached_tokens
+        self.computed_tokens += uncached_tokens
+        self._typical_tokens += (1.0 - LEARNING_MEMORY) * (uncached_tokens - self._typical_tokens)
         self.refresh(now_s)
 
     def first_token(self, lease: Lease, now_s: float) -> None:
@@ -205,6 +218,7 @@ class ReplicaLoad:
     def adopt(self, settings: RouterSettings) -> None:
         """Go by new settings from the next `refresh` on; what was learned stays."""
         self._settings = settings
+        self._warm = False
 
     def report(self, engine: EngineLoad, now_s: float) -> None:
         """The engine's own figures. What it has beyond our leases came by other routers."""

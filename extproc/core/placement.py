@@ -17,7 +17,7 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from extproc.core.ladder import Rung
 
@@ -69,30 +69,34 @@ class PlacementMemory:
     def known(self, rungs: Sequence[Rung]) -> list[Level]:
         """The rungs that anybody was sent, deepest first."""
         get = self._holders.get
-        levels, next_bytes = [], math.inf
-        for rung in reversed(rungs):
-            holders = get(rung.signature)
+        levels: list[Level] = []
+        next_bytes = math.inf
+        for offset_bytes, signature in reversed(rungs):
+            holders = get(signature)
             if holders:
-                levels.append((rung.offset_bytes, next_bytes, holders))
-            next_bytes = rung.offset_bytes
+                levels.append((offset_bytes, next_bytes, holders))
+            next_bytes = offset_bytes
         return levels
 
-    def remember(self, signature: bytes, serial: int, length_bytes: int, stamp_tokens: float) -> None:
-        """A prompt with this signature has gone to this replica."""
-        holders = self._holders.get(signature)
-        if holders is None:
-            self._holders[signature] = {serial: (length_bytes, stamp_tokens)}
-        else:
-            self._holders.move_to_end(signature)
-            if holders.pop(serial, None) is not None:
-                holders[serial] = (length_bytes, stamp_tokens)
-                return
-            holders[serial] = (length_bytes, stamp_tokens)
-            if len(holders) > HOLDERS:
+    def remember(self, lengths: Iterable[tuple[int, bytes]], serial: int, stamp_tokens: float) -> None:
+        """A prompt has gone to this replica. lengths: (length_bytes, signature) of each part of it; rungs are such."""
+        of, touch = self._holders, self._holders.move_to_end
+        for length_bytes, signature in lengths:
+            holders = of.get(signature)
+            if holders is None:
+                of[signature] = {serial: (length_bytes, stamp_tokens)}
+                self._holdings += 1
+                continue
+            touch(signature)
+            if serial in holders:
+                del holders[serial]  # for the most recently touched to stand last
+            elif len(holders) < HOLDERS:
+                self._holdings += 1
+            else:
                 del holders[next(iter(holders))]
-                return
-        self._holdings += 1
-        self._shrink()
+            holders[serial] = (length_bytes, stamp_tokens)
+        if len(of) > self.max_entries or self.size_bytes > self.max_bytes:
+            self._shrink()
 
     def resize(self, max_entries: int, max_bytes: int) -> None:
         """Change the bounds; what no longer fits goes at once."""

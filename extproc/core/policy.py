@@ -24,7 +24,6 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from extproc.core.decision import Reason, Weighed
-from extproc.core.ring import position
 from extproc.core.settings import PolicyName
 
 if TYPE_CHECKING:
@@ -38,7 +37,6 @@ if TYPE_CHECKING:
 
 
 MATCHED: Final = itemgetter(1)
-COST: Final = itemgetter(3)
 """Of a `Weighed`."""
 
 
@@ -85,6 +83,7 @@ class ExpectedWork:
 
     def __init__(self, settings: RouterSettings, memory: PlacementMemory) -> None:
         self._settings = settings
+        self._line = settings.saturation_in_flight
         self._memory = memory
 
     def choose(self, pool: Pool, question: Question) -> Choice:
@@ -94,18 +93,26 @@ class ExpectedWork:
             return Choice(None, Reason.NO_REPLICA)
         known = self._memory.holders(question.key)
         weighed = self._weigh(question, candidates, levels, known)
-        line = self._settings.saturation_in_flight
-        eligible = [candidate for candidate in weighed if candidate[4] <= line]
-        if not eligible:
+        chosen = self._least(weighed, self._line)
+        if chosen is None:
             if self._settings.shed:
                 return Choice(None, Reason.SHED, candidates[0], weighed)
-            eligible = weighed
-        # The least cost; within a tie the first in order.
-        limit = min(map(COST, eligible)) + self._settings.tie_tokens
-        chosen = next(candidate for candidate in eligible if candidate[3] <= limit)
+            chosen = self._least(weighed, math.inf) or weighed[0]
         load, matched_bytes, uncached_tokens, _, _ = chosen
         reason = self._reason(question, weighed, chosen, known)
         return Choice(load, reason, candidates[0], weighed, matched_bytes, uncached_tokens)
+
+    def _least(self, weighed: list[Weighed], line: float) -> Weighed | None:
+        """The least cost below the saturation line, within a tie the first in order; None if nobody is below."""
+        least = math.inf
+        for _, _, _, cost, in_flight in weighed:
+            if cost < least and in_flight <= line:
+                least = cost
+        limit = least + self._settings.tie_tokens
+        for candidate in weighed:
+            if candidate[3] <= limit and candidate[4] <= line:
+                return candidate
+        return None
 
     def _candidates(self, pool: Pool, question: Question, levels: list[Level]) -> list[ReplicaLoad]:
         """Those worth weighing, without repetition, in order of preference."""
@@ -115,24 +122,20 @@ class ExpectedWork:
             return [load for load in pool.order(question.key) if load.replica.endpoint in question.only]
         if not pool.loads:
             return []
-        ids = pool.ring.first(question.key, settings.session_candidates)
-        if system_rung is not None and settings.home_candidates:
-            home, size = pool.home(system_rung.signature)
-            # Conversations under one prefix begin at different members of its home.
-            turn = position(question.key)
-            ids += [home[(turn + i) % size] for i in range(min(settings.home_candidates, size))]
-        loads = pool.loads
-        found = {(load := loads[replica_id]).serial: load for replica_id in ids}
-        by_serial, left = pool.by_serial, settings.holder_candidates
+        candidates = pool.first(question.key, settings.session_candidates)
+        if system_rung is not None:
+            candidates += pool.at_home(system_rung.signature, question.key, settings.home_candidates)
+        found = {load.serial: load for load in candidates}
+        by_serial, wanted, seen = pool.by_serial, len(found) + settings.holder_candidates, 0
         for _, _, held in levels:
-            if left <= 0:
-                break
+            if len(held) == seen:
+                continue  # who holds more holds less, so these are the same replicas
+            seen = len(held)
             for serial in reversed(held):
+                if len(found) >= wanted:
+                    break
                 if serial not in found and serial in by_serial:
                     found[serial] = by_serial[serial]
-                    left -= 1
-                    if not left:
-                        break
         least = pool.least()
         found[least.serial] = least
         return list(found.values())
@@ -151,7 +154,8 @@ class ExpectedWork:
             serial, matched = load.serial, 0
             oldest_tokens = load.computed_tokens - load.capacity_tokens
             for offset_bytes, next_bytes, held in levels:
-                if serial in held and held[serial][1] >= oldest_tokens:
+                holding = held.get(serial)
+                if holding is not None and holding[1] >= oldest_tokens:
                     matched = offset_bytes
                     if serial in known and matched < known[serial][0] <= next_bytes:
                         # A conversation that was here is here up to its last length, which lies between two rungs.
@@ -159,7 +163,7 @@ class ExpectedWork:
                         matched = min(known[serial][0], prompt_bytes)
                     break
             uncached = prompt_tokens - matched * tokens_per_byte if matched < prompt_bytes else 0.0
-            expected = uncached * (1.0 - question.others_share) if load is presumed else uncached
+            expected = uncached if load is not presumed else uncached * (1.0 - question.others_share)
             cost = (load.waiting_tokens + expected * emphasis) * load.pace
             weighed.append((load, matched, uncached, cost, load.in_flight + load.others_in_flight))
         return weighed
@@ -170,9 +174,9 @@ class ExpectedWork:
         if features.conversation_key is None:
             return Reason.NO_AFFINITY
         load, matched = chosen[0], chosen[1]
-        homes = [candidate for candidate in weighed if candidate[0].serial in known]
+        homes = [candidate for candidate in weighed if candidate[0].serial in known] if known else []
         home, home_matched, _, _, home_in_flight = max(homes, key=MATCHED) if homes else weighed[0]
-        if load is not home and home_in_flight > self._settings.saturation_in_flight:
+        if load is not home and home_in_flight > self._line:
             return Reason.SPILLOVER
         at_home = load is home or load is weighed[0][0] or load.serial in known
         if at_home and features.conversation_source != "prompt":
@@ -183,7 +187,7 @@ class ExpectedWork:
 
 
 class RingSpillover:
-    """The article's literal rule: the ring's first, unless it is past the line, else the least loaded."""
+    """The article's literal rule: the ring's first, unless it has more than 16 in flight, else the least loaded."""
 
     def __init__(self, settings: RouterSettings) -> None:
         self._settings = settings
@@ -193,9 +197,9 @@ class RingSpillover:
         if primary is None:
             return Choice(None, Reason.NO_REPLICA)
         chosen = primary
-        if pool.is_saturated(primary):
+        if primary.total_in_flight > self._settings.spillover_in_flight:
             chosen = min(filter(question.allows, pool.loads.values()), key=lambda load: load.total_in_flight)
-            if pool.is_saturated(chosen) and self._settings.shed:
+            if self._settings.shed and chosen.total_in_flight > self._settings.spillover_in_flight:
                 return Choice(None, Reason.SHED, primary)
         return _ring_choice(chosen, primary, question)
 

@@ -6,7 +6,7 @@ import math
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Final
 
-from extproc.core.ring import Ring
+from extproc.core.ring import Ring, position
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -28,32 +28,32 @@ MAX_HOME: Final = 64
 
 
 class LeastWork:
-    """A tournament tree over one key per slot: O(log n) to set a key, O(log n) to find the least."""
+    """A tournament tree over one key per slot: O(log n) at most to set a key, the least is known at any time."""
 
     def __init__(self, size: int) -> None:
         self._leaves = 1 << max(0, size - 1).bit_length()
-        self._keys = [math.inf] * (2 * self._leaves)
+        self._keys = [math.inf] * self._leaves
+        # By node, the root 1, the children of n 2n and 2n + 1: the slot that wins there.
+        self._winners = [0] * self._leaves + list(range(self._leaves))
+        for node in range(self._leaves - 1, 0, -1):
+            self._winners[node] = self._winners[2 * node]
 
     def set(self, slot: int, key: float) -> None:
-        keys = self._keys
-        node = slot + self._leaves
-        keys[node] = key
+        keys, winners = self._keys, self._winners
+        keys[slot] = key
+        node, winner = slot + self._leaves, slot
         while node > 1:
-            rival = keys[node ^ 1]
+            rival = winners[node ^ 1]
+            if keys[rival] < key or (keys[rival] == key and rival < winner):
+                winner, key = rival, keys[rival]
             node >>= 1
-            least = key if key <= rival else rival
-            if keys[node] == least:
-                return
-            keys[node] = key = least
+            if winners[node] == winner != slot:
+                return  # the same as before, and with the same key
+            winners[node] = winner
 
     def least(self) -> int:
         """The slot with the least key, the lowest of equals."""
-        keys, node = self._keys, 1
-        while node < self._leaves:
-            node *= 2
-            if keys[node] > keys[node + 1]:
-                node += 1
-        return node - self._leaves
+        return self._winners[1]
 
 
 class PrefixTraffic:
@@ -99,6 +99,7 @@ class Pool:
 
     def __init__(self, settings: RouterSettings) -> None:
         self._settings = settings
+        self._line = settings.saturation_in_flight
         self.ring = Ring(vnodes=settings.vnodes)
         self.traffic = PrefixTraffic()
         self.loads: dict[str, ReplicaLoad] = {}
@@ -106,13 +107,14 @@ class Pool:
         self._slots: list[ReplicaLoad] = []
         self._slot_of: dict[int, int] = {}
         self._tree = LeastWork(0)
-        self._homes: dict[bytes, list[str]] = {}
+        self._homes: dict[bytes, list[ReplicaLoad]] = {}
 
     def adopt(self, settings: RouterSettings) -> None:
         """Go by new settings from the next `replace` on; what was learned of the traffic stays."""
         if settings.vnodes != self._settings.vnodes:
             self.ring = Ring(vnodes=settings.vnodes)
         self._settings = settings
+        self._line = settings.saturation_in_flight
 
     def replace(self, loads: Iterable[ReplicaLoad]) -> None:
         """Make these the members."""
@@ -135,7 +137,7 @@ class Pool:
             self._tree.set(slot, key + SATURATED if self.is_saturated(load) else key)
 
     def is_saturated(self, load: ReplicaLoad) -> bool:
-        return load.in_flight + load.others_in_flight > self._settings.saturation_in_flight
+        return load.in_flight + load.others_in_flight > self._line
 
     def least(self) -> ReplicaLoad:
         """The member with the least expected work, one below the saturation line if there is any."""
@@ -145,15 +147,28 @@ class Pool:
         """A key's order of preference."""
         return (self.loads[replica_id] for replica_id in self.ring.walk(key))
 
-    def home(self, signature: bytes) -> tuple[list[str], int]:
+    def first(self, key: bytes, count: int) -> list[ReplicaLoad]:
+        """The first `count` of a key's order of preference."""
+        loads = self.loads
+        return [loads[replica_id] for replica_id in self.ring.first(key, count)]
+
+    def home(self, signature: bytes) -> tuple[list[ReplicaLoad], int]:
         """A shared prefix's order of preference, and how many of its first are the prefix's home.
 
         The home grows with the prefix's share of the traffic: at half of it, it is half of the pool.
         """
         order = self._homes.get(signature)
         if order is None:
-            order = self._homes[signature] = self.ring.first(signature, MAX_HOME)
+            order = self._homes[signature] = self.first(signature, MAX_HOME)
             if len(self._homes) > TRAFFIC_PREFIXES:
                 del self._homes[next(iter(self._homes))]
         wanted = math.ceil(self.traffic.share(signature) * len(self._slots))
         return order, max(1, min(wanted, len(order)))
+
+    def at_home(self, signature: bytes, key: bytes, count: int) -> list[ReplicaLoad]:
+        """`count` members of a prefix's home; conversations under one prefix begin at different ones."""
+        order, size = self.home(signature)
+        if count >= size:
+            return order[:size]
+        begin = position(key) % size
+        return (order[begin:size] + order)[:count]

@@ -29,8 +29,6 @@ from extproc.core.api import Api
 from extproc.core.document import last_key
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from extproc.core.document import Document
     from extproc.core.mask import Mask
 
@@ -149,7 +147,15 @@ class _Writer:
                 return Prompt(self._stream())
 
         leading, system_end, opening_end = True, None, None
-        for turn, turn_open in _turns(document, turns_field, system_field):
+        turns, cut = _turns(document, turns_field, system_field)
+        pieces, mask = self._pieces, self._mask
+        for place, turn in enumerate(turns, 1):
+            turn_open = cut and place == len(turns)
+            if opening_end is not None and len(turn) == 2 and not turn_open:
+                name, text = turn.get("role"), turn.get("content")
+                if isinstance(name, str) and isinstance(text, str):  # so is nearly every turn
+                    pieces += (_TURN, _ROLE_NAMES.get(name, name), _UNIT, mask(text))
+                    continue
             role = _role(turn, turn_open)
             if role is None:
                 break
@@ -168,9 +174,6 @@ class _Writer:
         return Prompt(self._stream(), system_end, opening_end)
 
     def _turn(self, role: str, turn: dict[str, object], open_: bool) -> None:
-        if len(turn) == 2 and "role" in turn and not open_ and isinstance(text := turn.get("content"), str):
-            self._pieces += (_TURN, role, _UNIT, self._mask(text))  # a role and a text: nearly every turn
-            return
         field = "content" if "content" in turn else "output"
         self._pieces += (_TURN, role, _UNIT)
         self._content(turn.get(field), open_ and last_key(turn) == field)
@@ -265,22 +268,22 @@ class _Writer:
         return self._mask(value) if isinstance(value, str) else self._json(value)
 
 
-def _turns(document: Document, turns_field: str, system_field: str | None) -> Iterator[tuple[dict[str, object], bool]]:
-    """The turns, and of each whether it is cut off. A text in the place of turns is one turn of the user."""
+def _turns(document: Document, turns_field: str, system_field: str | None) -> tuple[list[dict[str, object]], bool]:
+    """The turns, and whether the last is cut off. A text in the place of turns is one turn of the user."""
+    leading: list[dict[str, object]] = []
     if system_field is not None:
-        system, system_open = document.fields.get(system_field), system_field == document.open_key
+        system = document.fields.get(system_field)
         if system:
-            yield {"role": "system", "content": system}, system_open
-        if system_open:
-            return
+            leading = [{"role": "system", "content": system}]
+        if system_field == document.open_key:
+            return leading, bool(leading)
     turns = document.fields.get(turns_field)
-    turns_open = turns_field == document.open_key
     if isinstance(turns, str | dict):
         turns = [turns]
-    if isinstance(turns, list):
-        for place, turn in enumerate(turns, 1):
-            whole = turn if isinstance(turn, dict) else {"role": "user", "content": turn}
-            yield whole, turns_open and place == len(turns)
+    if not isinstance(turns, list) or not turns:
+        return leading, False
+    turns = [turn if isinstance(turn, dict) else {"role": "user", "content": turn} for turn in turns]
+    return leading + turns, turns_field == document.open_key
 
 
 def _turns_complete(document: Document, turns_field: str, system_field: str | None) -> bool:

@@ -22,17 +22,17 @@ ONE = ENTRY_BYTES + HOLDING_BYTES
 
 def test_holders_come_with_length_and_stamp_the_latest_last() -> None:
     memory = PlacementMemory(10, ROOMY)
-    memory.remember(A, 1, 512, 0.0)
-    memory.remember(A, 2, 512, 5.0)
-    memory.remember(A, 1, 700, 9.0)
+    memory.remember([(512, A)], 1, 0.0)
+    memory.remember([(512, A)], 2, 5.0)
+    memory.remember([(700, A)], 1, 9.0)
     assert list(memory.holders(A).items()) == [(2, (512, 5.0)), (1, (700, 9.0))]
     assert memory.holders(B) == {}
 
 
 def test_a_ladder_is_known_from_its_deepest_rung_each_with_the_offset_of_the_next() -> None:
     memory = PlacementMemory(10, ROOMY)
-    memory.remember(A, 1, 512, 0.0)
-    memory.remember(C, 1, 2048, 0.0)
+    memory.remember([(512, A)], 1, 0.0)
+    memory.remember([(2048, C)], 1, 0.0)
     ladder = (Rung(512, A), Rung(1024, B), Rung(2048, C))
     assert memory.known(ladder) == [(2048, math.inf, memory.holders(C)), (512, 1024, memory.holders(A))]
     assert memory.known(()) == []
@@ -40,20 +40,20 @@ def test_a_ladder_is_known_from_its_deepest_rung_each_with_the_offset_of_the_nex
 
 def test_beyond_its_entries_the_least_recently_sent_goes() -> None:
     memory = PlacementMemory(2, ROOMY)
-    memory.remember(A, 1, 512, 0.0)
-    memory.remember(B, 1, 512, 0.0)
-    memory.remember(A, 1, 512, 0.0)
-    memory.remember(C, 1, 512, 0.0)
+    memory.remember([(512, A)], 1, 0.0)
+    memory.remember([(512, B)], 1, 0.0)
+    memory.remember([(512, A)], 1, 0.0)
+    memory.remember([(512, C)], 1, 0.0)
     assert [bool(memory.holders(name)) for name in (A, B, C)] == [True, False, True]
     assert len(memory) == 2
 
 
 def test_beyond_its_bytes_too_whether_by_entries_or_by_holders() -> None:
     memory = PlacementMemory(10, 2 * ONE)
-    memory.remember(A, 1, 512, 0.0)
-    memory.remember(B, 1, 512, 0.0)
+    memory.remember([(512, A)], 1, 0.0)
+    memory.remember([(512, B)], 1, 0.0)
     assert memory.size_bytes == 2 * ONE
-    memory.remember(B, 2, 512, 0.0)  # a holder more than fits: A goes
+    memory.remember([(512, B)], 2, 0.0)  # a holder more than fits: A goes
     assert (memory.holders(A), set(memory.holders(B))) == ({}, {1, 2})
     assert memory.size_bytes == ONE + HOLDING_BYTES
 
@@ -61,7 +61,7 @@ def test_beyond_its_bytes_too_whether_by_entries_or_by_holders() -> None:
 def test_a_signature_that_is_everywhere_keeps_its_latest_holders() -> None:
     memory = PlacementMemory(10, ROOMY)
     for serial in range(HOLDERS + 10):
-        memory.remember(A, serial, 512, 0.0)
+        memory.remember([(512, A)], serial, 0.0)
     assert list(memory.holders(A)) == list(range(10, HOLDERS + 10))
     assert memory.size_bytes == ENTRY_BYTES + HOLDERS * HOLDING_BYTES
 
@@ -69,7 +69,7 @@ def test_a_signature_that_is_everywhere_keeps_its_latest_holders() -> None:
 def test_smaller_bounds_hold_at_once() -> None:
     memory = PlacementMemory(4, ROOMY)
     for name in (A, B, C, D):
-        memory.remember(name, 1, 512, 0.0)
+        memory.remember([(512, name)], 1, 0.0)
     memory.resize(3, ROOMY)
     assert (len(memory), memory.holders(A)) == (3, {})
     memory.resize(3, ONE)
@@ -91,7 +91,7 @@ def test_agrees_with_a_naive_memory(steps: list[tuple[str, object, object]]) -> 
     for step in steps:
         match step:
             case ("touch", bytes(name), int(serial)):
-                memory.remember(name, serial, 512, 0.0)
+                memory.remember([(512, name)], serial, 0.0)
                 naive[name] = [other for other in naive.pop(name, []) if other != serial] + [serial]
             case ("resize", int(entries), int(count)):
                 size_bytes = count * ONE

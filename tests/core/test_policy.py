@@ -479,7 +479,7 @@ def play(fleet: Router, traffic: list[tuple[int, bool]]) -> list[tuple[dict[str,
 def test_ring_spillover_is_the_primary_unless_past_the_line_else_the_least_loaded(
     traffic: list[tuple[int, bool]],
 ) -> None:
-    literal = fleet(5, policy=PolicyName.RING_SPILLOVER, saturation_in_flight=3)
+    literal = fleet(5, policy=PolicyName.RING_SPILLOVER, spillover_in_flight=3)
     for before, features, decision in play(literal, traffic):
         primary = home_of(literal, features)
         assert decision.primary == primary

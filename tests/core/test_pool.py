@@ -82,14 +82,23 @@ def test_a_home_grows_with_the_share_of_traffic(hot: int, others: int, home: int
             pool.traffic.note(signature(name), 0.0)
     order, size = pool.home(signature("hot"))
     assert size == home
-    assert order == list(pool.ring.walk(signature("hot")))
+    assert [load.replica.id for load in order] == list(pool.ring.walk(signature("hot")))
 
 
 def test_a_home_follows_the_membership() -> None:
     pool = pool_of(3)
     assert len(pool.home(signature("hot"))[0]) == 3
     pool.replace([ReplicaLoad(member, 10, SETTINGS, 0.0, warm=True) for member in replicas(1)])
-    assert pool.home(signature("hot")) == (["replica-0"], 1)
+    assert pool.home(signature("hot")) == ([pool.loads["replica-0"]], 1)
+
+
+def test_conversations_begin_at_different_members_of_a_home() -> None:
+    """Under a prefix with all of the traffic, the home is all of the pool."""
+    pool = pool_of(5)
+    pool.traffic.note(signature("hot"), 0.0)
+    order, _ = pool.home(signature("hot"))
+    for begin, count, expected in [(0, 2, order[:2]), (4, 2, [order[4], order[0]]), (3, 9, order), (2, 0, [])]:
+        assert pool.at_home(signature("hot"), begin.to_bytes(8, "little"), count) == expected
 
 
 def test_yesterdays_traffic_is_forgotten() -> None:
