@@ -152,9 +152,9 @@ class _Writer:
         for place, turn in enumerate(turns, 1):
             turn_open = cut and place == len(turns)
             if opening_end is not None and len(turn) == 2 and not turn_open:
-                name, text = turn.get("role"), turn.get("content")
-                if isinstance(name, str) and isinstance(text, str):  # so is nearly every turn
-                    pieces += (_TURN, _ROLE_NAMES.get(name, name), _UNIT, mask(text))
+                whose, text = turn.get("role"), turn.get("content")
+                if isinstance(whose, str) and isinstance(text, str):  # so is nearly every turn
+                    pieces += (_TURN, _ROLE_NAMES.get(whose, whose), _UNIT, mask(text))
                     continue
             role = _role(turn, turn_open)
             if role is None:
