@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 import uvicorn
 
 from extproc.address import split_address
+from extproc.admin.listener import Listener
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -45,7 +46,9 @@ class AdminServer:
         host, port = split_address(self._listen)
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         try:
-            listening = socket.create_server((host, port), family=family)
+            listening = Listener(family)
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listening.bind((host, port))
         except OSError as error:
             raise OSError(error.errno, f"admin.listen: {self._listen} can't be had: {error.strerror}") from error
         self._task = asyncio.create_task(self._server.serve([listening]))

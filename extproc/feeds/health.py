@@ -7,6 +7,7 @@ own `/-/healthz` says so after 2.1 s.
 
 from __future__ import annotations
 
+import errno
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from extproc.picker import ResponseStart
 
 SUSPICIOUS: Final = frozenset({500, 502, 503, 504})
+OUR_TROUBLE: Final = frozenset({errno.EMFILE, errno.ENFILE})
+"""No file descriptor is left for the probe, which says nothing about the replica."""
 
 log = structlog.get_logger(__name__)
 
@@ -79,6 +82,8 @@ class ReplicaHealth:
             self._note(replica, None)
 
     def _failed(self, replica: Replica, error: Exception) -> None:
+        if isinstance(error, OSError) and error.errno in OUR_TROUBLE:
+            return
         self._note(replica, f"{type(error).__name__} {error}".rstrip())
 
     def _note(self, replica: Replica, trouble: str | None) -> None:

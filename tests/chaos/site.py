@@ -64,11 +64,15 @@ class Replica:
 
 @dataclass
 class Router:
-    """`extproc serve`, and the relay between it and Envoy. It may be started again and keeps its addresses."""
+    """`extproc serve`, and the relay between it and Envoy. It may be started again and keeps its addresses.
+
+    shell: what a shell does for it before it starts, such as "ulimit -n 64"; "$@" is the command line.
+    """
 
     directory: Path
     sections: Sections
     env: Mapping[str, str] = field(default_factory=dict)
+    shell: str = 'exec "$@"'
     name: str = "router"
     port: int = field(default_factory=free_port)
     admin_port: int = field(default_factory=free_port)
@@ -86,7 +90,8 @@ class Router:
     def start(self) -> None:
         file = self.directory / f"{self.name}.toml"
         file.write_text(toml(self.sections), encoding="utf-8")
-        self.process = Process([*SERVE, "--config", file], self.directory / f"{self.name}.log", self.env)
+        argv = ["sh", "-c", self.shell, "sh", *SERVE, "--config", file]
+        self.process = Process(argv, self.directory / f"{self.name}.log", self.env)
 
     async def page(self, path: str) -> str | None:
         """A page of the admin port; None where there is no answer, or a bad one."""
@@ -157,12 +162,14 @@ async def site(
     directory: Path,
     sections: Sections | None = None,
     env: Mapping[str, str] | None = None,
+    shell: str = 'exec "$@"',
     routers: int = 1,
     announce: Announce | None = None,
 ) -> AsyncIterator[Site]:
     """Start it and wait until requests are routed; end all of it.
 
-    sections, env: the routers' own. announce: tells them who the members are; by default in the file that they watch.
+    sections, env, shell: the routers' own. announce: tells them who the members are; by default in the file that they
+    watch.
     """
     announce = announce or partial(write_fleet, directory / "fleet.json")
     async with AsyncExitStack() as stack:
@@ -172,7 +179,7 @@ async def site(
         membership = {"source": "file", "file": str(directory / "fleet.json"), "poll_s": 0.1}
         given: Sections = {"membership": membership, **(sections or {})}
         given["routing"] = {**STAY_HOME, **given.get("routing", {})}
-        instances = [Router(directory, given, env or {}, f"router-{number}") for number in range(routers)]
+        instances = [Router(directory, given, env or {}, shell, f"router-{number}") for number in range(routers)]
         for router in instances:
             await stack.enter_async_context(router.relay.running())
             router.start()
