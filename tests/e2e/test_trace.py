@@ -26,7 +26,13 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
 CLIENT_SPAN = "00f067aa0ba902b7"
 CHAT = b'{"model": "sim", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 2}'
-ENVOY, ROUTER, ENGINE = "envoy", "extproc", "engine"
+INGRESS, QUESTION, ATTEMPT, DECISION, ENGINE = (
+    "ingress",
+    "async envoy.service.ext_proc.v3.ExternalProcessor.Process egress",
+    "router fleet egress",
+    "route",
+    "llm_request",
+)
 
 
 @pytest.fixture
@@ -35,8 +41,8 @@ async def collector() -> AsyncIterator[Collector]:
         yield collector
 
 
-def one(spans: list[Span], service: str, parent_id: str, name: str = "") -> Span:
-    found = [each for each in spans if (each.service, each.parent_id) == (service, parent_id) and name in each.name]
+def one(spans: list[Span], name: str, parent_id: str) -> Span:
+    found = [each for each in spans if (each.name, each.parent_id) == (name, parent_id)]
     assert len(found) == 1, [(each.service, each.name, each.span_id, each.parent_id) for each in spans]
     return found[0]
 
@@ -53,14 +59,15 @@ async def test_client_envoy_decision_and_engine_are_one_trace(
         trace_id = secrets.token_hex(16)
         headers = {"traceparent": f"00-{trace_id}-{CLIENT_SPAN}-01", "x-session-id": "mine"}
         answer = await ask(client, stack.url, CHAT, headers)
-        spans = await collector.wait_for(trace_id, (ENVOY, ROUTER, ENGINE))
+        spans = await collector.wait_for(trace_id, INGRESS, QUESTION, ATTEMPT, DECISION, ENGINE)
     finally:
         await asyncio.to_thread(stack.__exit__)
 
-    ingress = one(spans, ENVOY, CLIENT_SPAN)
-    decision = one(spans, ROUTER, one(spans, ENVOY, ingress.span_id, "ExternalProcessor").span_id)
-    upstream = one(spans, ENVOY, ingress.span_id, "fleet")
+    ingress = one(spans, INGRESS, CLIENT_SPAN)
+    decision = one(spans, DECISION, one(spans, QUESTION, ingress.span_id).span_id)
+    upstream = one(spans, ATTEMPT, ingress.span_id)
     engine = one(spans, ENGINE, upstream.span_id)
+    assert [span.service for span in (ingress, decision, upstream, engine)] == ["envoy", "extproc", "envoy", "engine"]
     assert answer.status == 200
     assert decision.attributes["routing.reason"] == Reason.SESSION
     assert decision.attributes["routing.replica.id"] == answer.replica
@@ -83,7 +90,7 @@ async def test_what_the_client_says_of_sampling_holds(collector: Collector, tmp_
                 assert seen_flag == flag
                 assert not trace_id or seen_trace == trace_id
                 assert parent_id != CLIENT_SPAN, "not a child of Envoy's span"
-        await collector.wait_for(kept, [ENVOY])
+        await collector.wait_for(kept, INGRESS)
         assert {span.trace_id for span in collector.spans} == {kept}
 
 
@@ -95,6 +102,23 @@ async def test_a_share_of_the_other_requests_is_sampled(collector: Collector, tm
         # 200 draws at 0.5: 6 standard deviations are 42.
         assert 58 <= flags.count("01") <= 142
         assert flags.count("01") + flags.count("00") == 200
+
+
+async def test_each_attempt_is_a_span_of_its_own(collector: Collector, tmp_path: Path) -> None:
+    async with proxied_fleet(tmp_path, 2, EnvoySettings(otlp=collector.address)) as fleet:
+        fleet.upstreams[0].status = 503
+        trace_id, chosen = "", ""
+        while chosen != fleet.upstreams[0].endpoint:  # the least work, hence one after the other
+            trace_id = secrets.token_hex(16)
+            answer = await fleet.ask(headers={"traceparent": f"00-{trace_id}-{CLIENT_SPAN}-01"})
+            assert (answer.status, answer.endpoint) == (200, fleet.upstreams[1].endpoint)
+            chosen = str(fleet.watch.decisions[-1].endpoint)
+
+        spans = await collector.wait_for(trace_id, INGRESS, ATTEMPT, ATTEMPT)
+        attempts = [span for span in spans if span.name == ATTEMPT]
+        ingress = one(spans, INGRESS, CLIENT_SPAN)
+        assert {span.parent_id for span in attempts} == {ingress.span_id}
+        assert {str(span.attributes["upstream_address"]) for span in attempts} == set(fleet.endpoints)
 
 
 async def test_a_dead_collector_costs_no_request(tmp_path: Path) -> None:

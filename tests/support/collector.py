@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
@@ -62,14 +63,13 @@ class Collector:
     def trace(self, trace_id: str) -> list[Span]:
         return [span for span in self.spans if span.trace_id == trace_id]
 
-    async def wait_for(self, trace_id: str, services: Iterable[str], timeout_s: float = 40.0) -> list[Span]:
-        """The trace, once each of these services has a span in it."""
-        wanted = set(services)
+    async def wait_for(self, trace_id: str, *names: str, timeout_s: float = 40.0) -> list[Span]:
+        """The trace, once it has spans of these names; one that is named twice, twice."""
 
         async def complete() -> bool:
-            return wanted <= {span.service for span in self.trace(trace_id)}
+            return not Counter(names) - Counter(span.name for span in self.trace(trace_id))
 
-        await until(complete, f"spans of {sorted(wanted)}", timeout_s)
+        await until(complete, f"spans named {', '.join(names)}", timeout_s)
         return self.trace(trace_id)
 
 

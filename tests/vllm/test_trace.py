@@ -38,7 +38,8 @@ async def test_vllm_is_a_child_of_envoys_attempt(
                 chat = Chat(http, stack.url, {"traceparent": f"00-{trace_id}-{CLIENT_SPAN}-01"}, {"model": MODEL})
                 answer = await chat.say("hello")
             assert answer.status == 200
-            spans = {span.span_id: span for span in await collector.wait_for(trace_id, ("envoy", "extproc", "engine"))}
+            names = ("ingress", "router fleet egress", "route", "llm_request")
+            spans = {span.span_id: span for span in await collector.wait_for(trace_id, *names)}
     (engine,) = (span for span in spans.values() if span.name == "llm_request")
     (decision,) = (span for span in spans.values() if span.name == "route")
     attempt = spans[engine.parent_id]
