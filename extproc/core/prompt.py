@@ -326,7 +326,7 @@ def _token_bytes(token_ids: list[object]) -> bytes:
     try:
         words = array("I", token_ids)  # type: ignore[type-var]  # TypeError is what is wanted of others
     except (TypeError, OverflowError):
-        return ",".join(map(_canonical_json, token_ids)).encode("utf-8", "surrogatepass")
+        return _canonical_json(token_ids)[1:-1].encode("utf-8", "surrogatepass")
     if sys.byteorder == "big":
         words.byteswap()
     return words.tobytes()
