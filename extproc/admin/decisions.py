@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from extproc.picker import ResponseStart
 
 MODEL_LENGTH: Final = 100
-"""Clients name models, so a name may be of any length."""
+"""Clients name models, so a name may be of any length, and the last decisions are kept."""
 KEY_DIGITS: Final = 10
 """Of a conversation's key, which is a hash already: enough to follow one among a thousand decisions, and too few to
 find its place on the ring."""
@@ -59,7 +59,7 @@ class RecordedDecision:
         self.serial = serial
         self.decided_unix_s = time.time()
         self.api = features.api
-        self.model = features.model
+        self.model = features.model[:MODEL_LENGTH] if features.model is not None else None
         self.source = features.conversation_source
         self.key = features.conversation_key
         self.reason = decision.reason
@@ -87,7 +87,7 @@ class RecordedDecision:
             "serial": self.serial,
             "decided_unix_s": round(self.decided_unix_s, 3),
             "api": self.api.value,
-            "model": self.model[:MODEL_LENGTH] if self.model is not None else None,
+            "model": self.model,
             "conversation_source": self.source,
             "conversation": self.key.hex()[:KEY_DIGITS] if self.key is not None else None,
             "reason": self.reason.value,
