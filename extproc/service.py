@@ -88,7 +88,8 @@ class Service:
         loop.add_signal_handler(signal.SIGHUP, self.reload)
         if self._admin is not None:
             await self._admin.start()
-        log.info("serving", address=await self._server.start(), policy=self._config.routing.policy.value)
+        address = await self._server.start()
+        log.info("serving", address=address, admin=self._config.admin.listen, policy=self._config.routing.policy.value)
         tasks = [asyncio.create_task(work) for work in self._work()]
         tasks.append(asyncio.create_task(self._stop.wait()))
         try:

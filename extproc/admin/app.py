@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
@@ -86,30 +86,31 @@ class Admin:
 
     async def _replicas(self, _: Request) -> Response:
         """See extproc.admin.fleet."""
-        return _json(fleet.replicas_json(self._router, self.membership))
+        return _json(await fleet.replicas_text(self._router, self.membership))
 
     async def _decisions(self, request: Request) -> Response:
         """?n=: how many, the newest first."""
         count = _number(request, "n", SHOWN_DECISIONS)
         if count is None:
             return PlainTextResponse("n must be a number\n", 400)
-        return _json(self.decisions.newest(int(count)))
+        return _json(fleet.to_text(self.decisions.newest(int(count))))
 
     async def _state(self, request: Request) -> Response:
         """All that the page shows. ?decision=, ?step=: only what came after this decision and this step began."""
         serial, began_unix_s = _number(request, "decision", 0), _number(request, "step", 0)
         if serial is None or began_unix_s is None:
             return PlainTextResponse("decision and step must be numbers\n", 400)
-        return _json(
+        replicas = await fleet.replicas_text(self._router, self.membership)
+        rest = fleet.to_text(
             {
                 "router": fleet.router_json(self._router, self.membership),
                 "session_header": next(iter(self.picker.feature_settings.session_headers), None),
-                "replicas": fleet.replicas_json(self._router, self.membership),
                 "last_decision": self.decisions.last_serial,
                 "decisions": self.decisions.since(int(serial), SHOWN_DECISIONS),
                 "steps": self.history.since(began_unix_s),
             }
         )
+        return _json(f'{{"replicas":{replicas},{rest[1:]}')
 
     async def _explain(self, request: Request) -> Response:
         """As `extproc explain`, against this router as it is now. Nothing is routed, nothing remembered."""
@@ -122,7 +123,7 @@ class Admin:
             document = json.loads(body)
         except (ValueError, RecursionError) as error:
             return PlainTextResponse(f"the request is no JSON: {error}\n", 400)
-        return _json(explain(document, self.picker.feature_settings, self._router))
+        return _json(fleet.to_text(explain(document, self.picker.feature_settings, self._router)))
 
 
 class WithHeaders:
@@ -140,9 +141,8 @@ class WithHeaders:
         await self._app(scope, receive, send_with_headers)
 
 
-def _json(value: Any) -> Response:
-    # ASCII, since an id or a model's name may hold what UTF-8 can't (lone surrogates).
-    return Response(json.dumps(value, separators=(",", ":")), media_type="application/json")
+def _json(text: str) -> Response:
+    return Response(text, media_type="application/json")
 
 
 def _number(request: Request, name: str, default: float) -> float | None:

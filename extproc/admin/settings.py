@@ -13,7 +13,7 @@ class AdminSettings:
 
     listen: "host:port"; "": none. It shows replicas and load to whoever can reach it, so keep it on loopback or within
         the cluster. The default is the port after that of Envoy's own admin in `extproc envoy-config`.
-    recent_decisions: how many are kept to be shown, at about 1 KB each.
+    recent_decisions: how many are kept to be shown, at about 0.5 KB each.
     """
 
     listen: str = "127.0.0.1:9902"

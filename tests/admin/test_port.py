@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import signal
+import socket
 import urllib.error
 import urllib.request
 from typing import TYPE_CHECKING
 
+import pytest
+
 from demo.ports import free_port
 from demo.wait import wait_until
+from extproc.address import split_address
+from extproc.admin.settings import AdminSettings
+from extproc.envoy_config import EnvoySettings
+from extproc.server import ServerSettings
 from tests.component.serving import Serving
 from tests.support.metrics import figure
+from tests.support.watched import Watched
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -57,6 +66,34 @@ def test_an_admin_port_that_is_taken_is_said_so(tmp_path: Path) -> None:
         second = Serving(directory, {"admin": {"listen": f"127.0.0.1:{other.port}"}})
         try:
             assert second.wait(20) == 1
-            assert str(other.port) in second.log()
+            assert f"admin.listen: 127.0.0.1:{other.port} can't be had: Address already in use" in second.log()
+            assert "Traceback" not in second.log()
         finally:
             second.stop()
+
+
+@pytest.mark.parametrize("sent", [b"", b"POST /debug/explain HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\n{"])
+def test_the_service_ends_though_somebody_is_connected(watched: Watched, sent: bytes) -> None:
+    port = int(watched.admin.rpartition(":")[2])
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as idle:
+        idle.sendall(b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n")
+        assert idle.recv(4096).startswith(b"HTTP/1.1 200")
+        idle.sendall(sent)
+        watched.send(signal.SIGTERM)
+        assert watched.wait(20) == 0
+
+
+def test_a_router_port_that_is_taken_ends_the_admin_port_too(watched: Watched, tmp_path: Path) -> None:
+    directory = tmp_path / "second"
+    directory.mkdir()
+    with Watched(directory, {"server": {"listen": f"127.0.0.1:{watched.port}"}}) as second:
+        assert second.wait(20) == 1
+        assert str(watched.port) in second.log()
+        assert "Traceback" not in second.log()
+
+
+def test_the_default_is_on_loopback_and_beside_envoys_own() -> None:
+    host, port = split_address(AdminSettings().listen)
+    assert host == "127.0.0.1"
+    taken = {split_address(address)[1] for address in (EnvoySettings().admin, EnvoySettings().listen)}
+    assert port not in taken | {split_address(ServerSettings().listen)[1]}
