@@ -42,7 +42,7 @@ Level = tuple[int, float, dict[int, Holding]]
 """What is known of one rung: (its offset_bytes, that of the next rung, its holders). Above the last: infinity."""
 
 
-_NOBODY: Final[dict[int, Holding]] = {}
+NOBODY: Final[dict[int, Holding]] = {}
 
 
 class PlacementMemory:
@@ -64,7 +64,7 @@ class PlacementMemory:
 
     def holders(self, signature: bytes) -> dict[int, Holding]:
         """Replica serial -> Holding, the most recently touched last. Serials of replicas that left may be in it."""
-        return self._holders.get(signature, _NOBODY)
+        return self._holders.get(signature, NOBODY)
 
     def known(self, rungs: Sequence[Rung]) -> list[Level]:
         """The rungs that anybody was sent, deepest first."""

@@ -24,6 +24,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from extproc.core.decision import Reason, Weighed
+from extproc.core.placement import HOLDERS, NOBODY
 from extproc.core.settings import PolicyName
 
 if TYPE_CHECKING:
@@ -149,11 +150,14 @@ class ExpectedWork:
         # A conversation that is new here may be an old one of other routers; then it is where the ring says first.
         # And one that is new everywhere should go there, for them to find it.
         presumed = candidates[0] if question.others_share and not known else None
+        # Who holds more of a prompt holds less of it too. Only a rung with all the holders it may have forgets some.
+        shortest = levels[-1][2] if levels else NOBODY
+        forgetful = len(shortest) == HOLDERS
         weighed: list[Weighed] = []
         for load in candidates:
             serial, matched = load.serial, 0
             oldest_tokens = load.computed_tokens - load.capacity_tokens
-            for offset_bytes, next_bytes, held in levels:
+            for offset_bytes, next_bytes, held in levels if forgetful or serial in shortest else ():
                 holding = held.get(serial)
                 if holding is not None and holding[1] >= oldest_tokens:
                     matched = offset_bytes
@@ -173,7 +177,7 @@ class ExpectedWork:
         features = question.features
         if features.conversation_key is None:
             return Reason.NO_AFFINITY
-        load, matched = chosen[0], chosen[1]
+        load, matched, _, _, _ = chosen
         homes = [candidate for candidate in weighed if candidate[0].serial in known] if known else []
         home, home_matched, _, _, home_in_flight = max(homes, key=MATCHED) if homes else weighed[0]
         if load is not home and home_in_flight > self._line:

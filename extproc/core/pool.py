@@ -133,8 +133,9 @@ class Pool:
         """A member's load has changed."""
         slot = self._slot_of.get(load.serial)
         if slot is not None:
-            key = load.work_tokens()
-            self._tree.set(slot, key + SATURATED if self.is_saturated(load) else key)
+            work_tokens = load.waiting_tokens * load.pace
+            saturated = load.in_flight + load.others_in_flight > self._line
+            self._tree.set(slot, work_tokens + SATURATED if saturated else work_tokens)
 
     def is_saturated(self, load: ReplicaLoad) -> bool:
         return load.in_flight + load.others_in_flight > self._line

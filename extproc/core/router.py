@@ -284,7 +284,7 @@ class Router:
             int(question.prompt_tokens),
             self.membership_stale or self._load_stale,
             self.membership_version,
-            self.settings.retry_after_s if choice.reason is Reason.SHED else None,
+            self.settings.retry_after_s if replica is None and choice.reason is Reason.SHED else None,
         )
 
 
