@@ -149,6 +149,7 @@ def _stay(stack: Stack, model: str) -> None:
         ("Envoy", stack.url),
         ("Envoy's admin", stack.envoy_admin),
         ("router (ext_proc, EDS, health)", stack.router_address),
+        ("router's live page", stack.router_admin),
         ("router's metrics", f"{stack.router_admin}/metrics"),
         ("Ray dashboard", stack.cluster.dashboard_url),
         ("logs, spans, configurations", stack.directory.resolve()),

@@ -11,7 +11,7 @@ const decisions = new Map(); // serial -> decision, the oldest first
 const readings = new Map();  // replica id -> its engine's last counters, the oldest first
 const cards = new Map();     // replica id -> its card
 const arcs = new Map();      // replica id -> its place on the dial
-let state = null, lastSerial = 0, common = "", selected = null, wishes = null, selectedCard = null;
+let state = null, lastSerial = 0, common = ["", ""], selected = null, wishes = null, selectedCard = null;
 
 // --- small parts ---
 
@@ -43,18 +43,20 @@ function tinted(element, reason) {
   return element;
 }
 
-/** An id without what all have in common ("app#deployment#"), and its middle where it is still too long. */
+/** An id without what all have in common ("app#deployment#", ":8000"), and its middle where it is still too long. */
 function short(id, length) {
-  const name = id.startsWith(common) ? id.slice(common.length) : id;
+  const [beginning, ending] = common;
+  const name = id.startsWith(beginning) && id.endsWith(ending) ? id.slice(beginning.length, id.length - ending.length) : id;
   return name.length <= length ? name : `${name.slice(0, length >> 2)}…${name.slice(1 + (length >> 2) - length)}`;
 }
 
-/** The beginning that all ids share, up to a separator. */
-function commonBeginning(ids) {
-  if (ids.length < 2) return "";
+/** What all ids begin with, up to a separator, and the port that all end with. */
+function inCommon(ids) {
+  if (ids.length < 2) return ["", ""];
   let length = 0;
   while (length < ids[0].length && ids.every(id => id[length] === ids[0][length])) length++;
-  return /^(.*[#/])?/s.exec(ids[0].slice(0, length))[0];
+  const [port] = /(:\d+)?$/.exec(ids[0]);
+  return [/^(.*[#/])?/s.exec(ids[0].slice(0, length))[0], ids.every(id => id.endsWith(port)) ? port : ""];
 }
 
 const percent = share => share === null ? "–" : `${(100 * share).toFixed(share > 0 && share < 0.1 ? 1 : 0)}%`;
@@ -93,7 +95,7 @@ function takeIn(news) {
     steps.length = 0;
   }
   state = news;
-  common = commonBeginning(news.replicas.map(replica => replica.id));
+  common = inCommon(news.replicas.map(replica => replica.id));
   const seen = lastSerial;
   lastSerial = news.last_decision;
   for (const decision of [...news.decisions].reverse()) {
@@ -296,11 +298,11 @@ function fill(parts, replica, length) {
   const hit = hitRate(replica);
   gauge(parts.gauges.hit, hit, percent(hit));
   const wait = replica.work_tokens / replica.pace / replica.prefill_tokens_per_s;
-  const foot = [`work ${count(replica.work_tokens)} tokens, ${seconds(wait)}`, `prefill ${count(replica.prefill_tokens_per_s)}/s`];
+  const foot = [`work ${count(replica.work_tokens)}, ${seconds(wait)}`];
   if (replica.waiting !== null) foot.push(`queue ${replica.waiting}`);
   if (replica.stale) foot.push(`figures ${seconds(replica.engine_age_s)} old`);
   say(parts.foot, foot.join(" · "));
-  set(parts.card, {title: [replica.id, replica.endpoint, ...replica.models, ...foot].join("\n")});
+  set(parts.card, {title: [replica.id, replica.endpoint, ...replica.models, `work ${count(replica.work_tokens)} tokens`, `prefill ${count(replica.prefill_tokens_per_s)} tokens/s`].join("\n")});
 }
 
 function gauge({bar, figure, key}, share, text, mood = "") {
