@@ -288,10 +288,10 @@ function card() {
   return parts;
 }
 
-function fill(parts, replica, length) {
+function fill(parts, replica, name) {
   const total = replica.in_flight + replica.others_in_flight, load = total / Math.max(1, state.router.saturation_in_flight);
   parts.card.className = `replica ${replica.state}`;
-  say(parts.id, short(replica.id, length));
+  say(parts.id, name);
   say(parts.state, replica.state);
   gauge(parts.gauges.load, Math.min(1, load), String(total), strain(load));
   gauge(parts.gauges.kv, replica.kv_usage, percent(replica.kv_usage));
@@ -325,7 +325,7 @@ function showReplicas() {
       parts.card.addEventListener("keydown", event => event.key === "Enter" && select(replica.id));
       cards.set(replica.id, parts);
     }
-    fill(parts, replica, dense ? 8 : 26);
+    fill(parts, replica, short(replica.id, dense ? 8 : 26));
     parts.card.tabIndex = dense ? 0 : -1; // what a tile leaves out is shown when it is chosen
     parts.card.hidden = ![replica.id, replica.endpoint, ...replica.models].some(text => text.toLowerCase().includes(wanted));
     $("replicas").append(...(parts.card.isConnected ? [] : [parts.card]));
@@ -337,7 +337,7 @@ function showReplicas() {
   const replica = dense && state.replicas.find(each => each.id === selected);
   if (replica) {
     selectedCard ??= card();
-    fill(selectedCard, replica, 60);
+    fill(selectedCard, replica, replica.id);
     if (!selectedCard.card.isConnected) $("selected").append(selectedCard.card);
   } else selectedCard?.card.remove();
 }
