@@ -34,6 +34,9 @@ class EnvoySettings:
         certificate. Envoy reads these files again when something is moved into their directory, which is how a
         mounted Kubernetes secret changes.
     max_body_bytes: longer bodies get 413. 8 MiB holds a prompt of about 2 million tokens.
+    max_heap_bytes: beyond this much memory Envoy answers new requests with 503. 4 GiB holds 512 of the longest bodies.
+    request_timeout_s: time for a whole request to come in, body and all; 408 ends a longer one. Answers may take any
+        time. Default: Envoy's advice for an edge (its documentation, "Configuring Envoy as an edge proxy").
     message_timeout_s: how long a request waits for the router before it goes to the fallback.
     response_headers: show the router the beginning of each answer: first token, status, the replica that served.
     retries: further attempts, on other replicas, where one refused the connection, answered 503, or died before it
@@ -53,6 +56,8 @@ class EnvoySettings:
     router_tls_key: str = ""
     node_id: str = "envoy"
     max_body_bytes: int = 8 * 1024 * 1024
+    max_heap_bytes: int = 4 * 1024**3
+    request_timeout_s: float = 300.0
     message_timeout_s: float = 2.0
     response_headers: bool = True
     retries: int = 2
@@ -78,8 +83,10 @@ class EnvoySettings:
             raise ValueError("router_tls_certificate needs router_tls_ca")
         if not (0 < self.max_body_bytes < 2**32):
             raise ValueError("max_body_bytes must be above 0 and below 4 GiB")
-        if not self.message_timeout_s > 0:
-            raise ValueError("message_timeout_s must be above 0")
+        if not self.max_heap_bytes > self.max_body_bytes:
+            raise ValueError("max_heap_bytes must be above max_body_bytes")
+        if not (self.message_timeout_s > 0 and self.request_timeout_s > 0):
+            raise ValueError("message_timeout_s and request_timeout_s must be above 0")
         if self.retries < 0:
             raise ValueError("retries must be at least 0")
 
@@ -136,6 +143,8 @@ def _values(settings: EnvoySettings, session_headers: Sequence[str], sample_rati
         "listen": _socket_address(settings.listen),
         "admin": _socket_address(settings.admin),
         "max_body_bytes": settings.max_body_bytes,
+        "max_heap_bytes": settings.max_heap_bytes,
+        "request_timeout": f"{settings.request_timeout_s}s",
         "message_timeout": f"{settings.message_timeout_s}s",
         "response_header_mode": "SEND" if settings.response_headers else "SKIP",
         "hash_policy": [{"header": {"header_name": name}, "terminal": True} for name in _spellings(session_headers)],
