@@ -16,7 +16,7 @@ from selenium.webdriver.common.keys import Keys
 from demo.ports import free_port
 from demo.process import Process
 from demo.wait import wait_until
-from tests.component.serving import messages
+from tests.component.serving import SERVE, messages
 from tests.support.watched import FLEET, Watched
 
 if TYPE_CHECKING:
@@ -171,9 +171,18 @@ def test_figures_of_a_real_engine(browser: Browser, tmp_path: Path) -> None:
         browser.leave()
 
 
-def test_a_router_that_is_gone_is_said_to_be(watched: Watched, browser: Browser) -> None:
+def test_a_router_that_is_gone_is_said_to_be_until_it_is_back(
+    watched: Watched, browser: Browser, tmp_path: Path
+) -> None:
+    for _ in range(3):
+        watched.route()
     browser.open(watched, len(FLEET))
     wait_until(lambda: browser.text("#health") == "all well", "all is well", 20.0)
+    wait_until(lambda: browser.count("#decisions > li") == 3, "its decisions are shown", 20.0)
     watched.kill()
     wait_until(lambda: "does not answer" in browser.text("#health"), "the page says so", 30.0)
+    with Process([*SERVE, "--config", watched.file], tmp_path / "again.log"):
+        wait_until(lambda: browser.text("#health") == "all well", "it is found again", 30.0)
+        wait_until(lambda: browser.count("#decisions > li") == 0, "what an earlier one decided is gone", 20.0)
+        browser.leave()
     assert all("Failed to load resource" in complaint for complaint in browser.complaints())
