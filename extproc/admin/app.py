@@ -6,6 +6,7 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.responses import PlainTextResponse, Response
@@ -82,7 +83,7 @@ class Admin:
 
     async def _metrics(self, _: Request) -> Response:
         """See extproc.metrics."""
-        return Response(self.metrics(), media_type="text/plain")
+        return Response(self.metrics(), media_type=CONTENT_TYPE_LATEST)
 
     async def _replicas(self, _: Request) -> Response:
         """See extproc.admin.fleet."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import socket
 import urllib.error
@@ -97,3 +98,8 @@ def test_the_default_is_on_loopback_and_beside_envoys_own() -> None:
     assert host == "127.0.0.1"
     taken = {split_address(address)[1] for address in (EnvoySettings().admin, EnvoySettings().listen)}
     assert port not in taken | {split_address(ServerSettings().listen)[1]}
+
+
+def test_metrics_say_their_format(watched: Watched) -> None:
+    with urllib.request.urlopen(f"{watched.admin}/metrics", timeout=10) as answer:
+        assert re.fullmatch(r"text/plain; version=[\d.]+; charset=utf-8", answer.headers["content-type"])
