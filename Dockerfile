@@ -16,7 +16,10 @@ ENV PYTHONUNBUFFERED=1
 RUN useradd --uid 1000 --create-home app
 
 FROM base AS extproc
-RUN --mount=type=bind,from=wheel,source=/wheels,target=/wheels pip install --no-cache-dir /wheels/*.whl
+# What it stands on is locked, each file by its hash.
+COPY requirements.lock /opt/requirements.lock
+RUN pip install --no-cache-dir --no-deps --require-hashes -r /opt/requirements.lock
+RUN --mount=type=bind,from=wheel,source=/wheels,target=/wheels pip install --no-cache-dir --no-deps /wheels/*.whl
 COPY deploy/ready.py /opt/ready.py
 # A fresh volume takes its owner from here.
 RUN install --directory --owner=app /bootstrap

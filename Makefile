@@ -54,4 +54,5 @@ include make/alerts.mk
 include make/compose.mk
 include make/fuzz.mk
 include make/sim.mk
+include make/supply.mk
 include make/vllm.mk
