@@ -16,13 +16,16 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
 REPLICAS = 4
+SATURATION = 16
+"""The saturation line of the stack under test: few enough requests for a test to reach it."""
 CLIENTS = 8
 
 
 @pytest.fixture(scope="package")
 def shared_stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     """Real Ray Serve with four simulated replicas, the router and Envoy; one for all tests of this folder."""
-    with Stack(AppSettings(num_replicas=REPLICAS), tmp_path_factory.mktemp("stack")) as stack:
+    config = {"routing": {"saturation_in_flight": SATURATION}}
+    with Stack(AppSettings(num_replicas=REPLICAS), tmp_path_factory.mktemp("stack"), config=config) as stack:
         yield stack
 
 

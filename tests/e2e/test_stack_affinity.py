@@ -10,6 +10,7 @@ import pytest
 
 from demo.conversation import AFFINITY, ROUND_ROBIN, Script, Summary, play
 from demo.wait import until
+from tests.e2e.conftest import SATURATION
 from tests.support.client import Chat, ask, long_text
 from tests.support.metrics import figure
 
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.e2e
 
-SATURATION = 16
 BLOCK_TOKENS = 16
 
 
