@@ -49,7 +49,7 @@ AT_A = {
     "server.port": 8000,
     "routing.replica.id": "a",
     "routing.in_flight": 1,
-    "routing.work_tokens": 64.0,
+    "routing.work_tokens": RouterSettings().decode_tokens,
 }
 
 
