@@ -94,12 +94,12 @@ class Stack:
         self.start_router()
         self._report("starting Envoy")
         bootstrap = self.directory / "envoy.yaml"
-        rendered = Process([*_EXTPROC, "envoy-config", "--config", self.config_file], bootstrap)
+        rendered = Process([*EXTPROC, "envoy-config", "--config", self.config_file], bootstrap)
         if rendered.wait(30) != 0:
             raise RuntimeError(rendered.log())
         self.envoy = Process(
             # Hot restart would let two Envoys of one machine meet in a shared memory segment.
-            [_ENVOY, "-c", bootstrap, "--concurrency", "1", "--disable-hot-restart", "--log-level", "warning"],
+            [ENVOY, "-c", bootstrap, "--concurrency", "1", "--disable-hot-restart", "--log-level", "warning"],
             self.directory / "envoy.log",
         )
         self._cleanup.callback(self.envoy.stop)
@@ -126,7 +126,7 @@ class Stack:
     def start_router(self) -> None:
         """Start the router (again)."""
         started_at = len(self.spans_log.read_text()) if self.spans_log.exists() else 0
-        self.router = Process([*_EXTPROC, "serve", "--config", self.config_file], self.spans_log)
+        self.router = Process([*EXTPROC, "serve", "--config", self.config_file], self.spans_log)
         self._cleanup.callback(self.router.stop)
         self.router.wait_ready(lambda: "membership changed" in self.router.log()[started_at:], "the router knows it")
 
@@ -171,5 +171,5 @@ class Stack:
             return ""
 
 
-_ENVOY = Path(sys.executable).with_name("envoy")
-_EXTPROC = (sys.executable, "-m", "extproc")
+ENVOY = Path(sys.executable).with_name("envoy")
+EXTPROC = (sys.executable, "-m", "extproc")

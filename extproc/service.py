@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import signal
 from dataclasses import fields, replace
 from time import monotonic
@@ -41,6 +42,17 @@ LIVE_SECTIONS: Final = frozenset({"membership", "features", "routing"})
 """What a reload changes under way; the others are addresses and connections, and need a restart."""
 
 log = structlog.get_logger(__name__)
+
+
+def calm_collector() -> None:
+    """Let the garbage collector look less often, and never at what the start has made.
+
+    A request leaves no cycles behind, so nearly all that it looks at is alive: by default it looks every 700 objects,
+    which a dozen requests make. 5,000 objects take it 0.2 ms.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(5_000, 20, 20)
 
 
 class Service:
@@ -90,6 +102,7 @@ class Service:
             await self._admin.start()
         address = await self._server.start()
         log.info("serving", address=address, admin=self._config.admin.listen, policy=self._config.routing.policy.value)
+        calm_collector()
         tasks = [asyncio.create_task(work) for work in self._work()]
         tasks.append(asyncio.create_task(self._stop.wait()))
         try:
