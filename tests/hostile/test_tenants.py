@@ -40,10 +40,17 @@ def home(of: Router, features: Features) -> str:
     return decision.replica_id
 
 
+def aimed_at(target: str) -> list[str]:
+    """Sessions whose home is one replica, as anybody can compute them who knows the fleet and no secret."""
+    guess = router()
+    names = (f"minted-{number}" for number in range(3000))
+    return [name for name in names if guess.preference(asked(name))[0] == target]
+
+
 def test_sessions_that_were_computed_to_meet_on_one_replica_are_spread_by_a_secret() -> None:
     """The algorithm is public, and replicas' ids can be guessed: without a secret the aim is perfect."""
     target = FLEET[0].id
-    minted = [name for name in (f"minted-{number}" for number in range(3000)) if home(router(), asked(name)) == target]
+    minted = aimed_at(target)
     assert len(minted) > 200
     keyed = router()
     reached = Counter(home(keyed, asked(name, KEYED)) for name in minted)
@@ -54,7 +61,7 @@ def test_sessions_that_were_computed_to_meet_on_one_replica_are_spread_by_a_secr
 def test_running_requests_that_meet_on_one_replica_do_not_keep_it_from_others() -> None:
     """Without a secret, too: load is weighed against affinity, and what is aimed at one replica spills over."""
     aimed, target = router(), FLEET[0].id
-    minted = [name for name in (f"minted-{number}" for number in range(3000)) if home(router(), asked(name)) == target]
+    minted = aimed_at(target)
     went = Counter(aimed.decide(asked(name), 0.0).replica_id for name in minted)
     assert max(went.values()) < len(minted) / 2
     assert len(went) == len(FLEET)
