@@ -26,7 +26,7 @@ PATIENCE_S = 30.0
 
 
 class Outcome(StrEnum):
-    """What became of a request. A cut answer had begun."""
+    """What became of a request. A cut answer had begun: the client has its headers, if no more."""
 
     WHOLE = "whole"
     CUT = "cut"
@@ -86,7 +86,7 @@ class Load:
             "max_tokens": ANSWER_TOKENS,
             "messages": [{"role": "user", "content": f"{session}, a talk of its own, turn {turn}"}],
         }
-        began_s, replica, content = monotonic(), "", b""
+        began_s, replica, content, begun = monotonic(), "", b"", False
         try:
             async with client.post(
                 self.url + CHAT,
@@ -94,15 +94,16 @@ class Load:
                 headers={"content-type": "application/json", "x-session-id": session},
             ) as response:
                 replica = response.headers.get("x-replica-id", "")
+                begun = response.status == 200 and bool(replica)
                 async for chunk in response.content.iter_any():
                     content += chunk
                     self.under_way[session] = replica
                 whole = response.status == 200 and content.endswith(b"data: [DONE]\n\n")
                 detail = "" if whole else f"{response.status} {content[-100:]!r}"
         except (aiohttp.ClientError, TimeoutError) as error:
-            whole, detail = False, f"{type(error).__name__} {error}"
+            whole, detail = False, f"after {len(content)} bytes: {type(error).__name__} {error}"
         self.under_way.pop(session, None)
-        outcome = Outcome.WHOLE if whole else Outcome.CUT if content and replica else Outcome.FAILED
+        outcome = Outcome.WHOLE if whole else Outcome.CUT if begun else Outcome.FAILED
         self.exchanges.append(Exchange(session, began_s, monotonic(), outcome, replica, detail))
 
     async def talk(self, number: int, ended: asyncio.Event) -> None:
