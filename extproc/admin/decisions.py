@@ -102,7 +102,7 @@ class RecordedDecision:
             "prompt_tokens": self.told_prompt_tokens,
             "cached_tokens": self.cached_tokens,
             "first_token_s": round(self.first_token_s, 4) if self.first_token_s is not None else None,
-            "ended_s": round(self.ended_s, 3) if self.ended_s is not None else None,
+            "ended_s": round(self.ended_s, 4) if self.ended_s is not None else None,
         }
 
 
