@@ -34,9 +34,9 @@ class RouterSettings:
         members, so one is enough: two gained nothing on any of the simulated workloads.
     holder_candidates: how many replicas that are remembered to hold the prompt are weighed. 4 or 6 gained nothing over
         2 on any of the simulated workloads, and cost time.
-    decode_tokens: what one request in flight costs those beside it, in prefill tokens. 256 instead of 64 left the
-        mean TTFT of the simulated workloads as it was (within 3%, bursts 7%) and halved what the busiest replica had
-        above the mean; answers ended up to 5% sooner.
+    decode_tokens: what one request in flight costs those beside it, in prefill tokens. 256 instead of 64 halved
+        what the busiest replica had above the mean. Of the mean TTFT it cost 7 to 9% in bursts and past saturation and
+        gained as much for agents, whose answers are long; else it changed nothing (docs/results.md).
     reuse_weight: a token to be computed keeps others waiting as well, about as many as are queued at a replica; so
         it counts 1 + reuse_weight x (mean queue). Near nothing while the fleet keeps up; past that, when work saved
         is what capacity is made of, it makes affinity stronger (docs/results.md).
