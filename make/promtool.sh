@@ -20,7 +20,15 @@ if [[ ! -x $promtool ]]; then
     mkdir -p "$cache"
     scratch=$(mktemp -d "$cache/promtool.XXXXXX")
     trap 'rm -rf "$scratch"' EXIT
-    (cd "$scratch" && apt-get download -qq prometheus && dpkg --extract prometheus_*.deb .) >&2
+    cd "$scratch"
+    {
+        if ! apt-get download -qq prometheus; then # a fresh machine has no lists of packages yet
+            if ((EUID)); then sudo -n apt-get update -qq; else apt-get update -qq; fi
+            apt-get download -qq prometheus
+        fi
+        dpkg --extract prometheus_*.deb .
+    } >&2
+    cd "$OLDPWD"
     mv "$scratch/usr/bin/promtool" "$promtool"
     rm -rf "$scratch"
 fi
