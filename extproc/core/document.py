@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import jiter
@@ -44,10 +44,15 @@ def last_key(fields: Mapping[str, object]) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """The body's top-level object. open: it was cut off, its last value is unfinished and others may follow."""
+    """The body's top-level object.
+
+    open: it was cut off, its last value is unfinished and others may follow.
+    unread_bytes: of the body, behind what was read.
+    """
 
     fields: dict[str, object]
     open: bool = False
+    unread_bytes: int = 0
 
     @property
     def open_key(self) -> str | None:
@@ -67,10 +72,9 @@ def read_document(body: bytes, truncated: bool) -> Document | None:
     A body that ends inside its document is read as a head even if nobody said that it is one: Envoy does not
     always tell (BUFFERED_PARTIAL), and an engine answers 400 to a document that really ends there.
     """
-    readable = _readable_head(body)
-    if len(readable) < len(body):
-        body, truncated = readable, True
-    if not truncated:
+    length_bytes = len(body)
+    body = _readable_head(body)
+    if not truncated and len(body) == length_bytes:
         try:
             return _document(jiter.from_json(body), open_=False)
         except ValueError as error:
@@ -78,8 +82,9 @@ def read_document(body: bytes, truncated: bool) -> Document | None:
                 return _read_as_engines_do(body)
     document = _read_head(body)
     if document is None and (lone := _LONE_SURROGATE.search(body)):
-        document = _read_head(body[: lone.start()])
-    return document
+        body = body[: lone.start()]
+        document = _read_head(body)
+    return replace(document, unread_bytes=length_bytes - len(body)) if document is not None else None
 
 
 def _readable_head(body: bytes) -> bytes:

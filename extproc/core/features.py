@@ -164,10 +164,10 @@ def _extract(request: Request, document: Document | None, settings: FeatureSetti
     rungs: tuple[Rung, ...] = ()
     system_rung = opening = None
     prompt_bytes = 0
-    if prompt is not None:
+    if document is not None and prompt is not None:
         scope = _prefix_scope(fields, model, tenant, settings)
         rungs, system_rung, opening = _climb(prompt, scope, truncated, settings.opening_limit_bytes)
-        prompt_bytes = _prompt_bytes(prompt, request, truncated)
+        prompt_bytes = _prompt_bytes(prompt, request, document, truncated)
 
     session = find_session(headers, fields, settings)
     key = source = None
@@ -204,7 +204,7 @@ def _climb(
     return rungs, by_offset.get(system_end) if system_end is not None else None, opening
 
 
-def _prompt_bytes(prompt: Prompt, request: Request, truncated: bool) -> int:
-    """Of a cut body the rest is taken for prompt too, up to a limit: it may be a picture."""
-    unseen = (request.content_length_bytes or 0) - len(request.body) if truncated else 0
-    return len(prompt.stream) + min(max(0, unseen), _UNSEEN_LIMIT_BYTES)
+def _prompt_bytes(prompt: Prompt, request: Request, document: Document, truncated: bool) -> int:
+    """What was not seen of a body, or not read, is taken for prompt too, up to a limit: it may be a picture."""
+    unseen_bytes = (request.content_length_bytes or 0) - len(request.body) if truncated else 0
+    return len(prompt.stream) + min(max(0, unseen_bytes) + document.unread_bytes, _UNSEEN_LIMIT_BYTES)

@@ -80,6 +80,7 @@ def test_a_prompt_that_is_too_dense_to_read_whole_keeps_its_opening() -> None:
     assert head.conversation_key == whole.conversation_key is not None
     assert head.system_rung == whole.system_rung is not None
     assert head.truncated and not whole.truncated
+    assert head.prompt_bytes > 1 << 20  # what was not read is taken for prompt, up to a limit
 
 
 def test_200k_token_ids_and_4_mib_of_prose_are_read_whole() -> None:
