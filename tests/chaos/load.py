@@ -23,10 +23,20 @@ CLIENTS = 8
 SESSIONS_PER_CLIENT = 2
 ANSWER_TOKENS = 8
 PATIENCE_S = 30.0
+BROKEN_OFF = (
+    b"before headers. reset reason: protocol error",
+    b"before headers. reset reason: connection termination",
+)
+"""How Envoy's own 502 (ended within a chunk) or 503 (connection reset) ends where an answer broke off while its headers
+waited for the router: for a millisecond or two it has begun, so it is not tried again, and the client has seen nothing.
+One that had not begun is tried again and does not end so, while two other replicas live."""
 
 
 class Outcome(StrEnum):
-    """What became of a request. A cut answer had begun: the client has its headers, if no more."""
+    """What became of a request.
+
+    A cut answer had begun: the client has its headers, if no more, or Envoy still held them (see BROKEN_OFF).
+    """
 
     WHOLE = "whole"
     CUT = "cut"
@@ -99,6 +109,7 @@ class Load:
                     content += chunk
                     self.under_way[session] = replica
                 whole = response.status == 200 and content.endswith(b"data: [DONE]\n\n")
+                begun = begun or (response.status in {502, 503} and content.endswith(BROKEN_OFF))
                 detail = "" if whole else f"{response.status} {content[-100:]!r}"
         except (aiohttp.ClientError, TimeoutError) as error:
             whole, detail = False, f"after {len(content)} bytes: {type(error).__name__} {error}"

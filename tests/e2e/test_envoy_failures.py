@@ -94,6 +94,18 @@ async def test_an_answer_that_has_begun_is_not_tried_again(fleet: ProxiedFleet) 
     await fleet.all_released()
 
 
+async def test_an_answer_that_ends_as_it_begins_is_not_tried_again_either(fleet: ProxiedFleet) -> None:
+    """While its headers are on their way through the router, the client gets Envoy's own error; later a cut stream."""
+    home = fleet.upstream((await fleet.ask(headers={"x-session-id": "s"})).endpoint)
+    for _ in range(8):
+        await home.chunks.put(b"")
+        with contextlib.suppress(aiohttp.ClientError):
+            async with fleet.client.post(fleet.envoy.url + "/stream", headers={"x-session-id": "s"}) as response:
+                assert response.status in {502, 503} or await response.read() is None
+    assert [seen.path for upstream in fleet.upstreams for seen in upstream.seen].count("/stream") == 8
+    await fleet.all_released()
+
+
 async def test_a_fleet_that_refuses_connections_is_503(fleet: ProxiedFleet) -> None:
     for upstream in fleet.upstreams:
         await upstream.stop()

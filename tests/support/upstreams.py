@@ -78,6 +78,7 @@ class Upstream:
         while (chunk := await self.chunks.get()) is not None:
             if not chunk and request.transport is not None:
                 request.transport.abort()
+                break
             await answer.write(chunk)
         return answer
 
