@@ -18,7 +18,7 @@ from prometheus_client.core import GaugeMetricFamily as GaugeFamily
 from extproc.core.decision import Reason
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from prometheus_client.core import Metric
 
@@ -83,6 +83,10 @@ class RouterMetrics:
     def text(self) -> bytes:
         """The page, in Prometheus' text format."""
         return generate_latest(self._registry)
+
+    def families(self) -> Iterable[Metric]:
+        """The same, one by one."""
+        return self._registry.collect()
 
     # --- DecisionObserver ---
 

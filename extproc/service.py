@@ -23,9 +23,10 @@ from extproc.feeds.health import ReplicaHealth
 from extproc.membership import Membership
 from extproc.metrics import RouterMetrics
 from extproc.observers import Observers
+from extproc.otlp_metrics import OtlpMetrics
 from extproc.picker import EndpointPicker
 from extproc.server import Server
-from extproc.telemetry import DecisionSpans, make_provider
+from extproc.telemetry import DecisionSpans, make_provider, make_resource
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
@@ -81,15 +82,21 @@ class Service:
         self._server = Server(config.server, self._picker, self._endpoints)
         self._admin: AdminServer | None = None
         self._history: History | None = None
-        if config.admin.listen:
+        self._pushed: OtlpMetrics | None = None
+        metrics: RouterMetrics | None = None
+        if config.admin.listen or config.telemetry.push_metrics:
             metrics = RouterMetrics(
                 self._router, self._membership, self._endpoints, self._metrics, self._server.stream_errors
             )
+            observers.append(metrics)
+            if config.telemetry.push_metrics:
+                self._pushed = OtlpMetrics(metrics.families, make_resource(config.telemetry))
+        if config.admin.listen and metrics is not None:
             decisions = RecentDecisions(self._router, config.admin.recent_decisions)
             self._history = History(self._router)
             admin = Admin(self._picker, self._membership, decisions, self._history, metrics.text)
             self._admin = AdminServer(config.admin.listen, admin.app())
-            observers += [metrics, decisions, self._history]
+            observers += [decisions, self._history]
         self._picker.observer = Observers(*observers)
 
     async def run(self) -> None:
@@ -127,6 +134,8 @@ class Service:
             work.append(self._metrics.run())
         if self._history is not None:
             work.append(self._history.run())
+        if self._pushed is not None:
+            work.append(self._pushed.run())
         if self._health is not None:
             work += [self._health.run(), self._follow_health(self._health)]
         return work

@@ -57,17 +57,19 @@ class Exporter(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TelemetrySettings:
-    """Spans.
+    """Spans, and metrics where they are pushed.
 
     exporter: "none", "console" (one JSON object per line on stdout) or "otlp" (JSON over HTTP, to
         http://localhost:4318 or where the standard OTEL_EXPORTER_OTLP_* variables say).
     sample_ratio: of the requests that come without a trace of their own; OTEL_TRACES_SAMPLER overrides it. A request
         that has one is sampled as its trace is.
+    push_metrics: send the metrics page to the same collector as well, every OTEL_METRIC_EXPORT_INTERVAL ms.
     service_name: OTEL_SERVICE_NAME overrides it.
     """
 
     exporter: Exporter = Exporter.NONE
     sample_ratio: float = 1.0
+    push_metrics: bool = False
     service_name: str = "extproc"
 
     def __post_init__(self) -> None:
@@ -87,6 +89,11 @@ class BatchProcessor(BatchSpanProcessor):
             self.span_exporter.shutdown()  # what is left is given up
 
 
+def make_resource(settings: TelemetrySettings) -> Resource:
+    """Who says it."""
+    return Resource.create({"service.name": os.environ.get("OTEL_SERVICE_NAME", settings.service_name)})
+
+
 def make_provider(settings: TelemetrySettings) -> TracerProvider | None:
     """None where no spans are wanted. Export runs in a thread of its own and drops what it can't deliver."""
     exporter: SpanExporter
@@ -99,9 +106,8 @@ def make_provider(settings: TelemetrySettings) -> TracerProvider | None:
         case Exporter.OTLP:
             processor = BatchProcessor(OTLPSpanExporter())
     sampler = None if "OTEL_TRACES_SAMPLER" in os.environ else ParentBased(TraceIdRatioBased(settings.sample_ratio))
-    name = os.environ.get("OTEL_SERVICE_NAME", settings.service_name)
     limits = SpanLimits(max_span_attribute_length=MAX_ATTRIBUTE_CHARACTERS)
-    provider = TracerProvider(sampler, Resource.create({"service.name": name}), span_limits=limits)
+    provider = TracerProvider(sampler, make_resource(settings), span_limits=limits)
     provider.add_span_processor(processor)
     return provider
 
