@@ -57,12 +57,13 @@ class Backends:
 
 def _bootstrap(ports: list[int], admin_port: int) -> dict[str, Any]:
     return {
-        "admin": {"address": _address(admin_port)},
+        "admin": {"address": socket_address(admin_port)},
         "static_resources": {"listeners": [_listener(port) for port in ports]},
     }
 
 
-def _address(port: int) -> dict[str, Any]:
+def socket_address(port: int) -> dict[str, Any]:
+    """A port of loopback, as Envoy writes it."""
     return {"socket_address": {"address": "127.0.0.1", "port_value": port}}
 
 
@@ -98,7 +99,7 @@ def _listener(port: int) -> dict[str, Any]:
     }
     return {
         "name": f"backend_{port}",
-        "address": _address(port),
+        "address": socket_address(port),
         "per_connection_buffer_limit_bytes": 1 << 26,
         "filter_chains": [{"filters": [{"name": "http", "typed_config": manager}]}],
     }

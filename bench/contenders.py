@@ -15,11 +15,12 @@ import sys
 import urllib.error
 import urllib.request
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from bench import usage
-from bench.backends import answers
+from bench.backends import answers, socket_address
 from demo.ports import free_port, free_ports
 from demo.process import Process
 from demo.stack import ENVOY, EXTPROC
@@ -27,8 +28,8 @@ from demo.stack import ENVOY, EXTPROC
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-SAMPLED: Final = {"OTEL_TRACES_SAMPLER": "parentbased_traceidratio", "OTEL_TRACES_SAMPLER_ARG": "0.01"}
-"""One request in a hundred leaves a span."""
+SAMPLED: Final = 0.01
+"""Share of the requests that leave a span."""
 COMMANDS: Final[dict[str, tuple[str, ...]]] = {
     "smg": ("smg", "launch"),
     "vllm-router": ("vllm-router",),
@@ -87,44 +88,51 @@ def start(name: str, directory: Path, backends: Sequence[str]) -> Contender:
     return contender
 
 
+@dataclass(frozen=True, slots=True)
+class Front:
+    """Where a router and the Envoy before it are to listen, and the configuration file that says so."""
+
+    config: Path
+    router: str
+    envoy_admin: str
+    env: dict[str, str]
+
+
 def _start_extproc(contender: Contender, backends: Sequence[str]) -> None:
-    config = _configure(contender, backends)
-    router = contender.run("router", [*EXTPROC, "serve", "--config", config], SAMPLED)
+    front = _configure(contender, backends)
+    router = contender.run("router", [*EXTPROC, "serve", "--config", front.config], front.env)
     router.wait_ready(lambda: "membership changed" in router.log(), "the router knows its fleet")
-    _start_envoy_before(contender, config)
+    _start_envoy_before(contender, front)
 
 
 def _start_floor(contender: Contender, backends: Sequence[str]) -> None:
-    config = _configure(contender, backends)
-    listen = json.loads(config.with_suffix(".json").read_text())["router"]
-    contender.run("router", [sys.executable, "-m", "bench.floor", listen, backends[0]])
-    _start_envoy_before(contender, config)
+    front = _configure(contender, backends)
+    contender.run("router", [sys.executable, "-m", "bench.floor", front.router, backends[0]])
+    _start_envoy_before(contender, front)
 
 
-def _configure(contender: Contender, backends: Sequence[str]) -> Path:
+def _configure(contender: Contender, backends: Sequence[str]) -> Front:
     router, listen, admin, metrics, collector = (f"127.0.0.1:{port}" for port in free_ports(5))
     contender.url = f"http://{listen}"
-    (contender.directory / "router.json").write_text(json.dumps({"router": router, "admin": admin}))
     config = contender.directory / "router.toml"
     replicas = "".join(f'[[membership.replicas]]\nendpoint = "{each}"\n' for each in backends)
     config.write_text(
         f'[server]\nlisten = "{router}"\n[admin]\nlisten = "{metrics}"\n[telemetry]\nexporter = "otlp"\n'
-        f'[envoy]\nlisten = "{listen}"\nadmin = "{admin}"\n[membership]\nsource = "static"\n{replicas}'
+        f'sample_ratio = {SAMPLED}\n[envoy]\nlisten = "{listen}"\nadmin = "{admin}"\n'
+        f'[membership]\nsource = "static"\n{replicas}'
     )
     # Nobody collects: what is measured is making spans, not keeping them.
-    SAMPLED["OTEL_EXPORTER_OTLP_ENDPOINT"] = f"http://{collector}"
-    return config
+    return Front(config, router, admin, {"OTEL_EXPORTER_OTLP_ENDPOINT": f"http://{collector}"})
 
 
-def _start_envoy_before(contender: Contender, config: Path) -> None:
+def _start_envoy_before(contender: Contender, front: Front) -> None:
     """Envoy, with what the configuration says of it, once it finds the router well."""
     bootstrap = contender.directory / "envoy.yaml"
-    bootstrap.write_bytes(subprocess.run([*EXTPROC, "envoy-config", "--config", config], check=True, stdout=-1).stdout)
-    admin = json.loads(config.with_suffix(".json").read_text())["admin"]
+    subprocess.run([*EXTPROC, "envoy-config", "--config", front.config, "-o", bootstrap], check=True)
     envoy = _run_envoy(contender, bootstrap)
 
     def asks() -> bool:
-        lines = _get(f"http://{admin}/clusters").splitlines()
+        lines = _get(f"http://{front.envoy_admin}/clusters").splitlines()
         known = any(line.startswith("fleet::127") for line in lines)
         return known and any(line.startswith("extproc::") and line.endswith("::healthy") for line in lines)
 
@@ -204,14 +212,14 @@ def _ring_hash(port: int, admin_port: int, backends: Sequence[str]) -> dict[str,
             ]
         },
     }
-    endpoints = [{"endpoint": {"address": _address(*each.split(":"))}} for each in backends]
+    endpoints = [{"endpoint": {"address": socket_address(int(each.rpartition(":")[2]))}} for each in backends]
     return {
-        "admin": {"address": _address("127.0.0.1", admin_port)},
+        "admin": {"address": socket_address(admin_port)},
         "static_resources": {
             "listeners": [
                 {
                     "name": "clients",
-                    "address": _address("127.0.0.1", port),
+                    "address": socket_address(port),
                     "filter_chains": [{"filters": [{"name": "http", "typed_config": manager}]}],
                 }
             ],
@@ -225,7 +233,3 @@ def _ring_hash(port: int, admin_port: int, backends: Sequence[str]) -> dict[str,
             ],
         },
     }
-
-
-def _address(host: str, port: str | int) -> dict[str, Any]:
-    return {"socket_address": {"address": host, "port_value": int(port)}}

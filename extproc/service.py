@@ -48,8 +48,7 @@ log = structlog.get_logger(__name__)
 def calm_collector() -> None:
     """Let the garbage collector look less often, and never at what the start has made.
 
-    A request leaves no cycles behind, so nearly all that it looks at is alive: by default it looks every 700 objects,
-    which a dozen requests make. 5,000 objects take it 0.2 ms.
+    A request leaves no cycles behind, so nearly all that it looks at is alive. CPython's default is every 700 objects.
     """
     gc.collect()
     gc.freeze()

@@ -22,8 +22,8 @@ class RouterSettings:
 
     saturation_in_flight: a replica with more requests than this in flight is left while another has fewer. Where
         work is weighed the line only guards against what weighing does not see. At 16 it tore conversations from their
-        caches under loads that engines batch with ease (vLLM runs up to 256 at once); 64 was better or equal on every
-        simulated workload, and 128 no better (docs/results.md).
+        caches under loads that engines batch with ease (vLLM runs up to 256 at once); 64 was better or equal on
+        every simulated workload (docs/results.md).
     spillover_in_flight: the same line for ring_spillover, where the article has it that this router grew from.
     shed: refuse with 429 when all are saturated, instead of taking the least loaded.
     retry_after_s: what a refused client is told.
@@ -34,9 +34,9 @@ class RouterSettings:
         members, so one is enough: two gained nothing on any of the simulated workloads.
     holder_candidates: how many replicas that are remembered to hold the prompt are weighed. 4 or 6 gained nothing over
         2 on any of the simulated workloads, and cost time.
-    decode_tokens: what one request in flight costs those beside it, in prefill tokens. 256 instead of 64 halved
-        what the busiest replica had above the mean. Of the mean TTFT it cost 7 to 9% in bursts and past saturation and
-        gained as much for agents, whose answers are long; else it changed nothing (docs/results.md).
+    decode_tokens: what one request in flight costs those beside it, in prefill tokens. 256 spreads a hot
+        prefix evenly. Against 64 the mean TTFT is 7 to 9% longer in bursts and past saturation, as much shorter for
+        agents, and else the same (docs/results.md).
     reuse_weight: a token to be computed keeps others waiting as well, about as many as are queued at a replica; so
         it counts 1 + reuse_weight x (mean queue). Near nothing while the fleet keeps up; past that, when work saved
         is what capacity is made of, it makes affinity stronger (docs/results.md).
