@@ -61,7 +61,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from extproc.core.decision import Decision
-    from extproc.picker import EndpointPicker, Pick
+    from extproc.picker import Picker, RoutedRequest
 
 MAX_HEAD_BYTES: Final = 8 * 1024 * 1024
 """Held of a full duplex body before it is routed by its head: what Envoy's own configuration buffers at most."""
@@ -93,7 +93,7 @@ class Exchange:
 
     def __init__(
         self,
-        picker: EndpointPicker,
+        picker: Picker,
         max_head_bytes: int = MAX_HEAD_BYTES,
         trace_context: Mapping[str, str] | None = None,
     ) -> None:
@@ -106,7 +106,7 @@ class Exchange:
         self._held_bytes = 0
         self._request_ended = False
         self._response_ended = False
-        self._pick: Pick | None = None
+        self._pick: RoutedRequest | None = None
 
     def receive(self, event: Event) -> list[Reply]:
         """Everything to be answered to one message, in order."""

@@ -35,6 +35,27 @@ class ResponseStart:
     served_endpoint: str | None
 
 
+class Picker(Protocol):
+    """Whoever routes a request: this process, or one that it asks (extproc.workers)."""
+
+    def pick(self, request: Request, allowed_endpoints: frozenset[str] | None) -> RoutedRequest:
+        """Route one request. `allowed_endpoints`: the data plane's preselection ("ip:port"), None: any."""
+
+
+class RoutedRequest(Protocol):
+    """A request from its decision to its stream's end."""
+
+    @property
+    def decision(self) -> Decision:
+        """Where it goes, or why nowhere."""
+
+    def response_started(self, start: ResponseStart) -> None:
+        """The answer's headers came."""
+
+    def finish(self) -> None:
+        """The stream ended. Idempotent."""
+
+
 class DecisionObserver(Protocol):
     """Watches decisions for spans, metrics and passive health. Called on the event loop: must not block.
 
@@ -80,10 +101,17 @@ class EndpointPicker:
         """Route one request; the pick holds its lease until `Pick.finish`."""
         began_s = self.clock()
         features = extract(request, self.feature_settings)
+        return self.route(request, features, allowed_endpoints, self.clock() - began_s)
+
+    def route(
+        self, request: Request, features: Features, allowed_endpoints: frozenset[str] | None, reading_s: float
+    ) -> Pick:
+        """The same for a request that has been read. `reading_s`: what its features took."""
+        began_s = self.clock()
         decision = self.router.decide(features, began_s, allowed_endpoints)
-        now_s = self.clock()
-        self.observer.decided(request, features, decision, now_s - began_s)
-        return Pick(self, decision, now_s)
+        decided_s = self.clock()
+        self.observer.decided(request, features, decision, reading_s + decided_s - began_s)
+        return Pick(self, decision, decided_s)
 
 
 @dataclass(slots=True)

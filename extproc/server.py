@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from extproc.eds import EndpointDiscovery
-    from extproc.picker import EndpointPicker
+    from extproc.picker import Picker
 
 EXTERNAL_PROCESSOR: Final = "envoy.service.ext_proc.v3.ExternalProcessor"
 ENDPOINT_DISCOVERY: Final = "envoy.service.endpoint.v3.EndpointDiscoveryService"
@@ -89,7 +89,7 @@ class Server:
     stream_errors: ext_proc streams that broke off, by kind: a message of an unknown kind, or a fault of ours.
     """
 
-    def __init__(self, settings: ServerSettings, picker: EndpointPicker, endpoints: EndpointDiscovery) -> None:
+    def __init__(self, settings: ServerSettings, picker: Picker, endpoints: EndpointDiscovery) -> None:
         self._settings = settings
         self._picker = picker
         self._endpoints = endpoints
