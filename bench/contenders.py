@@ -74,6 +74,7 @@ def start(name: str, directory: Path, backends: Sequence[str]) -> Contender:
     starters: dict[str, Callable[[Contender, Sequence[str]], None]] = {
         "extproc": _start_extproc,
         "floor": _start_floor,
+        "grpcio-floor": _start_grpcio_floor,
         "envoy": _start_envoy,
         **dict.fromkeys(COMMANDS, _start_peer),
     }
@@ -105,9 +106,13 @@ def _start_extproc(contender: Contender, backends: Sequence[str]) -> None:
     _start_envoy_before(contender, front)
 
 
-def _start_floor(contender: Contender, backends: Sequence[str]) -> None:
+def _start_grpcio_floor(contender: Contender, backends: Sequence[str]) -> None:
+    _start_floor(contender, backends, "grpcio")
+
+
+def _start_floor(contender: Contender, backends: Sequence[str], transport: str = "http2") -> None:
     front = _configure(contender, backends)
-    contender.run("router", [sys.executable, "-m", "bench.floor", front.router, backends[0]])
+    contender.run("router", [sys.executable, "-m", "bench.floor", front.router, backends[0], transport])
     _start_envoy_before(contender, front)
 
 

@@ -6,8 +6,12 @@ import logging
 import ssl
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import grpc
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 log = logging.getLogger(__name__)
 
@@ -32,6 +36,20 @@ class CertificateFiles:
             require_client_authentication=bool(self.client_ca),
         )
 
+    def contexts(self) -> Callable[[], ssl.SSLContext]:
+        """The same for OpenSSL: a context for each new connection. Raises ValueError as above."""
+        good = self._context()
+
+        def newest() -> ssl.SSLContext:
+            nonlocal good
+            try:
+                good = self._context()
+            except ValueError as error:
+                log.error("new certificate refused, the old one stays: %s", error)
+            return good
+
+        return newest
+
     def _read_again(self) -> grpc.ServerCertificateConfiguration | None:
         try:
             return self._read()
@@ -43,8 +61,13 @@ class CertificateFiles:
         certificate = _pem("tls_certificate", self.certificate)
         key = _pem("tls_key", self.key)
         client_ca = _pem("tls_client_ca", self.client_ca) if self.client_ca else None
-        # gRPC would say no more than "failed to bind", and only where it is told so at the start.
+        self._context()  # gRPC would say no more than "failed to bind", and only where it is told so at the start
+        return grpc.ssl_server_certificate_configuration([(key, certificate)], client_ca)
+
+    def _context(self) -> ssl.SSLContext:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.set_alpn_protocols(["h2"])
         try:
             # The password keeps OpenSSL from asking a terminal for one.
             context.load_cert_chain(self.certificate, self.key, password="")
@@ -55,7 +78,8 @@ class CertificateFiles:
                 context.load_verify_locations(self.client_ca)
             except OSError as error:
                 raise ValueError(f"tls_client_ca {self.client_ca}: {error}") from error
-        return grpc.ssl_server_certificate_configuration([(key, certificate)], client_ca)
+            context.verify_mode = ssl.CERT_REQUIRED
+        return context
 
 
 def _pem(setting: str, path: str) -> bytes:

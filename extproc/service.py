@@ -194,7 +194,7 @@ class Service:
     # --- called by the parts ---
 
     async def _known(self) -> None:
-        await self._server.set_ready(True)
+        self._server.set_ready(True)
         log.info("ready", replicas=len(self._membership.listed))
 
     def _members(self) -> tuple[Replica, ...]:

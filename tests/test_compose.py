@@ -214,7 +214,7 @@ async def test_the_health_check_of_the_router() -> None:
     address = await server.start()
     try:
         assert await _ready(address) == 1
-        await server.set_ready(True)
+        server.set_ready(True)
         assert await _ready(address) == 0
     finally:
         await server.stop()

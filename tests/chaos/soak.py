@@ -24,7 +24,7 @@ import psutil
 from envoy.service.ext_proc.v3.external_processor_pb2 import HttpHeaders, ProcessingRequest
 
 from demo.wait import until
-from extproc.server import EXTERNAL_PROCESSOR
+from extproc.services import EXTERNAL_PROCESSOR
 from tests.chaos.site import Router
 from tests.component.serving import messages
 

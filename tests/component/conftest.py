@@ -14,7 +14,8 @@ from extproc.core.replica import Replica
 from extproc.core.router import Router
 from extproc.eds import EndpointDiscovery
 from extproc.picker import EndpointPicker
-from extproc.server import ENDPOINT_DISCOVERY, EXTERNAL_PROCESSOR, Server, ServerSettings
+from extproc.server import Server, ServerSettings
+from extproc.services import ENDPOINT_DISCOVERY, EXTERNAL_PROCESSOR
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -18,7 +18,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from demo.ports import free_port
 from demo.process import Process
 from demo.stack import toml
-from extproc.server import EXTERNAL_PROCESSOR
+from extproc.services import EXTERNAL_PROCESSOR
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

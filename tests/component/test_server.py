@@ -119,7 +119,7 @@ async def test_health_follows_readiness(service: Service, channel: grpc.aio.Chan
     health = health_pb2_grpc.HealthStub(channel)
     for ready, status in ((None, NOT_READY), (True, READY), (False, NOT_READY)):
         if ready is not None:
-            await service.server.set_ready(ready)
+            service.server.set_ready(ready)
         assert (await health.Check(health_pb2.HealthCheckRequest(service=name))).status == status
 
 

@@ -18,7 +18,7 @@ from extproc.core.router import Router, RouterSettings
 from extproc.exchange import Exchange
 from extproc.messages import BodyMode
 from extproc.picker import EndpointPicker
-from extproc.server import EXTERNAL_PROCESSOR
+from extproc.services import EXTERNAL_PROCESSOR
 from extproc.wire import UnknownMessage, decode, encode
 from tests.hostile.sequences import malformed, well_formed
 from tests.support.watch import Watch

@@ -91,7 +91,7 @@ async def test_a_router_that_cannot_prove_its_name_is_not_asked(wrong: str, coun
         shutil.copy(other.ca, certificates.ca)
     server = Server(other.server_settings(mutual=False), EndpointPicker(Router()), EndpointDiscovery())
     address = await server.start()
-    await server.set_ready(True)
+    server.set_ready(True)
     try:
         with await asyncio.to_thread(Envoy, tmp_path, address, certificates.envoy_settings(mutual=False)) as envoy:
             await refused(envoy, f"cluster.extproc.ssl.{counter}")
@@ -146,7 +146,7 @@ async def test_a_new_authority_holds_without_a_restart_of_envoy(tmp_path: Path) 
         )
         await again.start()
         try:
-            await again.set_ready(True)
+            again.set_ready(True)
             await asyncio.to_thread(fleet.envoy.wait_for_router, fleet.endpoints)
             assert await sticks(fleet, "a")
         finally:

@@ -75,7 +75,7 @@ class ProxiedFleet:
 
     async def silence_router(self) -> None:
         """Have Envoy leave the router alone."""
-        await self.server.set_ready(False)
+        self.server.set_ready(False)
 
         async def left_alone() -> bool:
             return not await asyncio.to_thread(self.envoy.sees_router)
@@ -136,7 +136,7 @@ async def proxied_fleet(
         fleet = replicas_of(upstream.endpoint for upstream in upstreams)
         await discovery.publish(fleet)
         core.set_members(fleet, monotonic())
-        await serving.set_ready(True)
+        serving.set_ready(True)
         proxy = await asyncio.to_thread(
             Envoy, directory, address, envoy, body_mode=body_mode, sample_ratio=sample_ratio
         )

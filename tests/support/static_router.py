@@ -21,7 +21,7 @@ async def main(listen: str, endpoints: list[str]) -> None:
     replicas = [Replica(f"replica-{endpoint}", endpoint) for endpoint in endpoints]
     await discovery.publish(replicas)
     router.set_members(replicas, monotonic())
-    await server.set_ready(True)
+    server.set_ready(True)
     ended = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, ended.set)
     await ended.wait()

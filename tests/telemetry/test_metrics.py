@@ -20,7 +20,7 @@ from extproc.eds import EndpointDiscovery
 from extproc.membership import Membership, MembershipSettings
 from extproc.metrics import MAX_REPLICA_SERIES, RouterMetrics
 from extproc.picker import EndpointPicker, Pick, ResponseStart
-from extproc.server import EXTERNAL_PROCESSOR
+from extproc.services import EXTERNAL_PROCESSOR
 from tests.component.serving import Serving
 from tests.support.metrics import figure
 from tests.support.page import get
