@@ -53,7 +53,7 @@ class Floor(Server):
 
     def __init__(self, listen: str, endpoint: str, transport: Transport) -> None:
         self.endpoints = EndpointDiscovery()
-        settings = ServerSettings(transport, listen, notice_s=0.0, drain_s=1.0)
+        settings = ServerSettings(listen, notice_s=0.0, drain_s=1.0, transport=transport)
         super().__init__(settings, EndpointPicker(Router()), self.endpoints)
         replies = {
             REQUEST_HEADERS: b"".join(encode(Continue(Phase.REQUEST_HEADERS))),

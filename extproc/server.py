@@ -39,7 +39,6 @@ class Transport(StrEnum):
 class ServerSettings:
     """The gRPC port.
 
-    transport: "http2" (extproc/http2: a third of the CPU, docs/performance.md) or "grpcio" (gRPC's own core).
     listen: "host:port", port 0 takes a free one; or "unix:/path", open to those who may write where the umask lets.
     tls_certificate, tls_key: PEM files, the certificate first, then what leads to its authority. Replaced ones hold
         from the next connection on. Empty: plain text.
@@ -51,9 +50,10 @@ class ServerSettings:
     drain_s: at shutdown, time for open streams to end before they are cut. A cut stream costs its request
         nothing: it has been routed, and Envoy lets it run on.
     keepalive_s: how often a silent connection is pinged, so that one whose peer vanished frees its leases.
+    transport: "http2" (extproc/http2) or "grpcio" (gRPC's own core, which costs several times the CPU:
+        docs/performance.md).
     """
 
-    transport: Transport = Transport.HTTP2
     listen: str = "127.0.0.1:50051"
     tls_certificate: str = ""
     tls_key: str = ""
@@ -62,6 +62,7 @@ class ServerSettings:
     notice_s: float = 2.0
     drain_s: float = 10.0
     keepalive_s: float = 10.0
+    transport: Transport = Transport.HTTP2
 
     def __post_init__(self) -> None:
         try:

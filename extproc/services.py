@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from extproc.call import Answering, Service
     from extproc.eds import EndpointDiscovery
-    from extproc.picker import EndpointPicker
+    from extproc.picker import Picker
 
 EXTERNAL_PROCESSOR: Final = "envoy.service.ext_proc.v3.ExternalProcessor"
 ENDPOINT_DISCOVERY: Final = "envoy.service.endpoint.v3.EndpointDiscoveryService"
@@ -27,9 +27,7 @@ TRACE_CONTEXT: Final = ("traceparent", "tracestate")
 """W3C Trace Context, as HTTP headers and as gRPC metadata alike."""
 
 
-def services(
-    picker: EndpointPicker, endpoints: EndpointDiscovery, health: Health, errors: Counter[str]
-) -> dict[str, Service]:
+def services(picker: Picker, endpoints: EndpointDiscovery, health: Health, errors: Counter[str]) -> dict[str, Service]:
     """By path. errors: counts ext_proc streams that broke off, by kind."""
     return {
         f"/{EXTERNAL_PROCESSOR}/Process": lambda answering, metadata: Process(picker, errors, answering, metadata),
@@ -42,9 +40,7 @@ def services(
 class Process:
     """One ext_proc stream: an exchange on a call."""
 
-    def __init__(
-        self, picker: EndpointPicker, errors: Counter[str], answering: Answering, metadata: Mapping[str, str]
-    ) -> None:
+    def __init__(self, picker: Picker, errors: Counter[str], answering: Answering, metadata: Mapping[str, str]) -> None:
         # What a data plane that traces sends with the call: its own span, child of the client's.
         trace = {name: metadata[name] for name in TRACE_CONTEXT if name in metadata}
         self._exchange = Exchange(picker, trace_context=trace)

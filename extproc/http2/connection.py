@@ -70,9 +70,9 @@ class Stream:
         self.send_window_bytes = send_window_bytes
         self.unacknowledged_bytes = 0
         self._connection = connection
-        self._partial: list[bytes] = []
-        self._partial_bytes = 0
-        self._wanted_bytes = 0
+        self._prefix = b""
+        self._pieces: list[bytes] = []
+        self._missing_bytes = 0
 
     # --- the service's side ---
 
@@ -86,35 +86,35 @@ class Stream:
 
     def data(self, data: bytes, start: int, stop: int, max_message_bytes: int) -> None:
         """A piece of the peer's messages: `data[start:stop]`."""
-        if self._partial_bytes:
-            self._partial.append(data[start:stop])
-            self._partial_bytes += stop - start
-            if self._partial_bytes < self._wanted_bytes:
-                return
-            data = b"".join(self._partial)
+        if self._prefix:  # one that was cut within its five bytes
+            data, self._prefix = self._prefix + data[start:stop], b""
             start, stop = 0, len(data)
-            self._partial.clear()
-            self._partial_bytes = 0
-        call = self.call
-        while stop - start >= PREFIX_BYTES and call is not None and self.ending is None:
-            length = int.from_bytes(data[start + 1 : start + PREFIX_BYTES], "big")
-            if data[start]:
-                self.end(UNIMPLEMENTED, "compressed messages are not understood")
-                return
-            if length > max_message_bytes:
-                self.end(RESOURCE_EXHAUSTED, f"a message of {length} bytes, above the limit of {max_message_bytes}")
-                return
-            begin = start + PREFIX_BYTES
-            if stop - begin < length:
-                self._wanted_bytes = PREFIX_BYTES + length
-                break
-            start = begin + length
-            call.received(data[begin:start])
-        else:
-            self._wanted_bytes = PREFIX_BYTES
-        if start < stop and self.ending is None:
-            self._partial.append(data[start:stop])
-            self._partial_bytes = stop - start
+        while start < stop and self.call is not None and self.ending is None:
+            if not self._missing_bytes:
+                if stop - start < PREFIX_BYTES:
+                    self._prefix = data[start:stop]
+                    return
+                length = int.from_bytes(data[start + 1 : start + PREFIX_BYTES], "big")
+                if data[start]:
+                    self.end(UNIMPLEMENTED, "compressed messages are not understood")
+                    return
+                if length > max_message_bytes:
+                    self.end(RESOURCE_EXHAUSTED, f"a message of {length} bytes, above the limit of {max_message_bytes}")
+                    return
+                start += PREFIX_BYTES
+                if length <= stop - start:
+                    self.call.received(data[start : start + length])
+                    start += length
+                    continue
+                self._missing_bytes = length
+            taken = min(self._missing_bytes, stop - start)
+            self._pieces.append(data[start : start + taken])
+            self._missing_bytes -= taken
+            start += taken
+            if not self._missing_bytes:
+                message = b"".join(self._pieces)
+                self._pieces.clear()
+                self.call.received(message)
 
 
 class Connection:

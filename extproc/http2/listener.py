@@ -6,7 +6,7 @@ import asyncio
 import logging
 import os
 import socket
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, cast
 
 from extproc.address import join_address, socket_path, split_address
 from extproc.http2.connection import Connection
@@ -41,8 +41,7 @@ class Peer(asyncio.BufferedProtocol):
     # --- asyncio ---
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast("asyncio.Transport", transport)  # a loop's own classes need not derive from asyncio's
         self._listener.peers.add(self)
         self._timer = self._loop.call_later(self._listener.keepalive_s, self._keep_alive)
         self._flush()

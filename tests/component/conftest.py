@@ -14,11 +14,13 @@ from extproc.core.replica import Replica
 from extproc.core.router import Router
 from extproc.eds import EndpointDiscovery
 from extproc.picker import EndpointPicker
-from extproc.server import Server, ServerSettings
+from extproc.server import Server, ServerSettings, Transport
 from extproc.services import ENDPOINT_DISCOVERY, EXTERNAL_PROCESSOR
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
+
+    import pytest
 
 Stream = Any
 """A call in grpc's reader and writer style; its stubs know the iterator style only."""
@@ -33,9 +35,10 @@ class Service:
     router: Router = field(default_factory=Router)
     endpoints: EndpointDiscovery = field(default_factory=EndpointDiscovery)
     address: str = ""
+    transport: Transport = Transport.HTTP2
 
     def __post_init__(self) -> None:
-        settings = ServerSettings(listen="127.0.0.1:0", notice_s=0.0, drain_s=0.2)
+        settings = ServerSettings("127.0.0.1:0", notice_s=0.0, drain_s=0.2, transport=self.transport)
         self.server = Server(settings, EndpointPicker(self.router), self.endpoints)
 
     def channel(self) -> grpc.aio.Channel:
@@ -60,9 +63,9 @@ class Service:
         return call()
 
 
-@pytest_asyncio.fixture
-async def service() -> AsyncIterator[Service]:
-    service = Service()
+@pytest_asyncio.fixture(params=list(Transport))
+async def service(request: pytest.FixtureRequest) -> AsyncIterator[Service]:
+    service = Service(transport=request.param)
     service.address = await service.server.start()
     yield service
     await service.server.stop()

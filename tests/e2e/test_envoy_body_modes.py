@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from extproc.server import ServerSettings, Transport
 from tests.support.proxied_fleet import proxied_fleet
 
 if TYPE_CHECKING:
@@ -26,8 +27,12 @@ async def in_pieces(body: bytes) -> AsyncIterator[bytes]:
     ("mode", "body_is_seen"),
     [("FULL_DUPLEX_STREAMED", True), ("BUFFERED_PARTIAL", True), ("STREAMED", False), ("NONE", False)],
 )
-async def test_every_body_mode_routes_and_passes_bodies_whole(tmp_path: Path, mode: str, body_is_seen: bool) -> None:
-    async with proxied_fleet(tmp_path, body_mode=mode) as fleet:
+@pytest.mark.parametrize("transport", list(Transport))
+async def test_every_body_mode_routes_and_passes_bodies_whole(
+    tmp_path: Path, mode: str, body_is_seen: bool, transport: Transport
+) -> None:
+    server = ServerSettings("127.0.0.1:0", transport=transport)
+    async with proxied_fleet(tmp_path, body_mode=mode, server=server) as fleet:
         for size in (0, 10, 61_999, 62_000, 62_001, 1_000_000, 5_000_000):
             body = json.dumps({"session_id": "s", "prompt": "x" * size}).encode()
             for sent in (body, in_pieces(body)):

@@ -20,6 +20,7 @@ from demo.process import Process
 from demo.wait import until
 from extproc.core.replica import Replica
 from extproc.envoy_config import EnvoySettings
+from extproc.server import ServerSettings, Transport
 from tests.support.envoy import Envoy
 from tests.support.proxied_fleet import CHAT, Answer, ProxiedFleet, ask, proxied_fleet, replicas_of
 from tests.support.upstreams import Upstream
@@ -34,9 +35,9 @@ MIB = 1 << 20
 TIMEOUT_S = EnvoySettings().message_timeout_s
 
 
-@pytest_asyncio.fixture
-async def fleet(tmp_path: Path) -> AsyncIterator[ProxiedFleet]:
-    async with proxied_fleet(tmp_path) as running:
+@pytest_asyncio.fixture(params=list(Transport))
+async def fleet(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[ProxiedFleet]:
+    async with proxied_fleet(tmp_path, server=ServerSettings("127.0.0.1:0", transport=request.param)) as running:
         yield running
 
 
