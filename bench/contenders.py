@@ -1,7 +1,9 @@
 """Those who are compared: each a way to put one address in front of several backends.
 
 extproc          Envoy and this router, as `extproc envoy-config` and the defaults have them
+extproc@256      the same before so many replicas
 floor            the same Envoy, and a picker that reads nothing and decides nothing (bench/floor.py)
+grpcio-floor     that on grpcio's core
 envoy            Envoy alone: a ring hash on the session header
 smg, vllm-router, sglang-router    each with its cache-aware policy, from its package on PyPI
 """
@@ -28,6 +30,7 @@ from demo.stack import ENVOY, EXTPROC
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+BACKENDS: Final = 4
 SAMPLED: Final = 0.01
 """Share of the requests that leave a span."""
 COMMANDS: Final[dict[str, tuple[str, ...]]] = {
@@ -69,8 +72,15 @@ class Contender:
         self._exit.close()
 
 
+def replicas_of(name: str) -> int:
+    """How many backends a contender has."""
+    _, _, count = name.partition("@")
+    return int(count) if count else BACKENDS
+
+
 def start(name: str, directory: Path, backends: Sequence[str]) -> Contender:
     """Start one and wait until it routes. Raises ValueError for an unknown name, RuntimeError where it does not run."""
+    kind = name.partition("@")[0]
     starters: dict[str, Callable[[Contender, Sequence[str]], None]] = {
         "extproc": _start_extproc,
         "floor": _start_floor,
@@ -78,11 +88,11 @@ def start(name: str, directory: Path, backends: Sequence[str]) -> Contender:
         "envoy": _start_envoy,
         **dict.fromkeys(COMMANDS, _start_peer),
     }
-    if name not in starters:
+    if kind not in starters:
         raise ValueError(f"{name} is none of {', '.join(starters)}")
     contender = Contender(name, directory)
     try:
-        starters[name](contender, backends)
+        starters[kind](contender, backends[: replicas_of(name)])
     except BaseException:
         contender.__exit__()
         raise

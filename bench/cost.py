@@ -20,14 +20,13 @@ from statistics import median
 from typing import TYPE_CHECKING, Any, Final
 
 from bench.backends import Backends
-from bench.contenders import start
+from bench.contenders import replicas_of, start
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from bench.contenders import Contender
 
-BACKENDS: Final = 4
 CONNECTIONS: Final = 32
 WARM_UP_S: Final = 1
 HEADS: Final = "contender          body    req/s   p50 ms   p99 ms   CPU us   RSS MB  errors  CPU by process"
@@ -124,7 +123,11 @@ def _summary(contender: Contender, body_bytes: int, rounds: Sequence[Round]) -> 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.cost", description=__doc__)
     parser.add_argument("--bodies", default="1000,16000,220000,1000000", help="lengths in bytes")
-    parser.add_argument("--peers", default="envoy,smg,vllm-router,sglang-router", help="beside extproc and its floor")
+    parser.add_argument(
+        "--peers",
+        default="envoy,smg,vllm-router,sglang-router",
+        help="beside extproc and its floor (bench/contenders.py lists them)",
+    )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=int, default=4, help="of each round")
     parser.add_argument("--json", action="store_true", help="one JSON object per line")
@@ -134,7 +137,7 @@ def main() -> int:
         return 2
     names = ["extproc", "floor", *filter(None, args.peers.split(","))]
     with ExitStack() as stack, tempfile.TemporaryDirectory() as directory:
-        backends = Backends(BACKENDS, Path(directory))
+        backends = Backends(max(map(replicas_of, names)), Path(directory))
         stack.callback(backends.process.stop)
         contenders = [stack.enter_context(start(name, Path(directory), backends.addresses)) for name in names]
         if not args.json:

@@ -17,7 +17,7 @@ from statistics import median
 from typing import Any, Final
 
 from bench.backends import Backends
-from bench.contenders import start
+from bench.contenders import BACKENDS, start
 from bench.cost import CONNECTIONS, load
 
 SHARES: Final = (0.1, 0.5, 0.8)
@@ -32,7 +32,7 @@ def main() -> int:
     parser.add_argument("--json", action="store_true", help="one JSON object per line")
     args = parser.parse_args()
     with ExitStack() as stack, tempfile.TemporaryDirectory() as directory:
-        backends = Backends(4, Path(directory))
+        backends = Backends(BACKENDS, Path(directory))
         stack.callback(backends.process.stop)
         contenders = [stack.enter_context(start(name, Path(directory), backends.addresses)) for name in NAMES]
         full = [load(contenders[-1].url, args.body, args.seconds) for _ in range(2)]
