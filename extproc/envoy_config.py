@@ -91,6 +91,14 @@ class EnvoySettings:
             raise ValueError("retries must be at least 0")
 
 
+def max_unread_bytes(settings: EnvoySettings) -> int:
+    """The longest body that Envoy may be told to keep to itself. 0: none.
+
+    Telling it changes its modes as a whole, and it does not hold such a body against its limit.
+    """
+    return settings.max_body_bytes if settings.response_headers else 0
+
+
 def render(
     settings: EnvoySettings,
     server_listen: str,
@@ -146,6 +154,7 @@ def _values(settings: EnvoySettings, session_headers: Sequence[str], sample_rati
         "max_heap_bytes": settings.max_heap_bytes,
         "request_timeout": f"{settings.request_timeout_s}s",
         "message_timeout": f"{settings.message_timeout_s}s",
+        "allow_unread_bodies": max_unread_bytes(settings) > 0,
         "response_header_mode": "SEND" if settings.response_headers else "SKIP",
         "hash_policy": [{"header": {"header_name": name}, "terminal": True} for name in _spellings(session_headers)],
         "retries": settings.retries,

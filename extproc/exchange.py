@@ -10,10 +10,13 @@ seen. When that is depends on how the data plane sends bodies, which the first m
     (headers only)         the headers                           -                        -
     NONE, STREAMED, GRPC   the headers: the data plane does      -                        continue each piece
                            not wait with them for a body
-    BUFFERED               the one body message                  continue the headers     continue
-    BUFFERED_PARTIAL       the one body message, maybe cut off   continue the headers     continue
+    BUFFERED               the one body message, or the headers  continue the headers     continue
+    BUFFERED_PARTIAL       the same, the body maybe cut off      continue the headers     continue
     FULL_DUPLEX_STREAMED   the end of the body, or the piece     hold the header reply    echo each piece
                            that fills the head                   and the pieces
+
+Headers say enough for a long body of a session that is known (extproc.core.known). The data plane is told then that it
+need not send the body; where it may not be told such things, it sends it all the same.
 
 The route travels in the reply that lets the headers go, as a header and as dynamic metadata alike.
 
@@ -143,6 +146,9 @@ class Exchange:
             self._request_ended = True
             return [self._route(Phase.REQUEST_HEADERS, b"", truncated=False)]
         if mode in _ONE_BODY_MESSAGE:
+            routed = self._picker.pick_by_headers(self._request(b"", truncated=True), opening.allowed_endpoints)
+            if routed is not None:
+                return [self._answer(routed, Phase.REQUEST_HEADERS, without_body=True)]
             self._state = State.BODY
             return [Continue(Phase.REQUEST_HEADERS)]
         if mode is BodyMode.FULL_DUPLEX_STREAMED:
@@ -196,10 +202,14 @@ class Exchange:
         return _count(self._opening.headers.get("content-length"), at_most=1 << 50)
 
     def _route(self, phase: Phase, body: bytes, truncated: bool) -> Reply:
+        routed = self._picker.pick(self._request(body, truncated), self._opening.allowed_endpoints)
+        return self._answer(routed, phase)
+
+    def _request(self, body: bytes, truncated: bool) -> Request:
         headers = self._opening.headers
         if self._trace_context:
             headers = {**headers, **self._trace_context}
-        request = Request(
+        return Request(
             method=headers.get(":method", "POST"),
             path=headers.get(":path", ""),
             headers=headers,
@@ -207,11 +217,13 @@ class Exchange:
             truncated=truncated,
             content_length_bytes=self._content_length_bytes(),
         )
-        self._pick = self._picker.pick(request, self._opening.allowed_endpoints)
+
+    def _answer(self, routed: RoutedRequest, phase: Phase, without_body: bool = False) -> Reply:
+        self._pick = routed
         self._state = State.ROUTED
-        decision = self._pick.decision
+        decision = routed.decision
         if decision.endpoint is not None:
-            return Route(phase, decision.endpoint)
+            return Route(phase, decision.endpoint, without_body)
         if decision.membership_version == 0:
             # A router that has not seen its fleet yet knows less than the data plane, which may hold the
             # endpoints of a router before it: stay silent, so that its fallback serves.

@@ -102,10 +102,11 @@ class Continue:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """Go on, to exactly this endpoint ("ip:port")."""
+    """Go on, to exactly this endpoint ("ip:port"). without_body: in answer to headers only: don't send the body."""
 
     phase: Phase
     endpoint: str
+    without_body: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,6 +61,7 @@ class RouterMetrics:
         self._engines = engines
         self._stream_errors = stream_errors
         self._decisions: Counter[tuple[str, Reason]] = Counter()
+        self._by_headers = 0
         self._expected_cached_tokens = 0.0
         self._cached_tokens = 0
         self._prompt_tokens = 0
@@ -92,6 +93,7 @@ class RouterMetrics:
 
     def decided(self, request: Request, features: Features, decision: Decision, took_s: float) -> None:
         self._decisions[self._router.settings.policy, decision.reason] += 1
+        self._by_headers += features.by_headers
         self._decision_s.observe(took_s)
 
     def response_started(self, decision: Decision, start: ResponseStart, since_decision_s: float) -> None:
@@ -128,6 +130,7 @@ class RouterMetrics:
 
     def _counters(self) -> Iterator[Metric]:
         for name, text, count in (
+            ("extproc_decisions_by_headers", "Decisions whose request's body was not asked for.", self._by_headers),
             (
                 "extproc_cached_tokens_expected",
                 "Prompt tokens thought to be cached on the chosen replica.",

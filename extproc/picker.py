@@ -7,6 +7,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Protocol
 
 from extproc.core.features import FeatureSettings, extract
+from extproc.core.known import KnownSessions
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -40,6 +41,9 @@ class Picker(Protocol):
 
     def pick(self, request: Request, allowed_endpoints: frozenset[str] | None) -> RoutedRequest:
         """Route one request. `allowed_endpoints`: the data plane's preselection ("ip:port"), None: any."""
+
+    def pick_by_headers(self, request: Request, allowed_endpoints: frozenset[str] | None) -> RoutedRequest | None:
+        """Route one whose body has not been seen, where its headers say enough. None: pick it by its body."""
 
 
 class RoutedRequest(Protocol):
@@ -89,18 +93,36 @@ class NoObserver:
 class EndpointPicker:
     """What all streams share. `feature_settings` may be replaced between two requests (live reload).
 
+    max_unread_bytes: longer bodies are asked for: the data plane refuses those that it can't hold. 0: all are.
     clock: monotonic seconds.
     """
 
     router: Router
     feature_settings: FeatureSettings = field(default_factory=FeatureSettings)
     observer: DecisionObserver = field(default_factory=NoObserver)
+    max_unread_bytes: int = 0
+    known: KnownSessions = field(default_factory=KnownSessions)
     clock: Callable[[], float] = monotonic
 
     def pick(self, request: Request, allowed_endpoints: frozenset[str] | None) -> Pick:
         """Route one request; the pick holds its lease until `Pick.finish`."""
         began_s = self.clock()
         features = extract(request, self.feature_settings)
+        if self.max_unread_bytes and len(request.body) >= self.feature_settings.unread_from_bytes:
+            self.known.note(features, len(request.body), self.feature_settings)
+        return self.route(request, features, allowed_endpoints, self.clock() - began_s)
+
+    def pick_by_headers(self, request: Request, allowed_endpoints: frozenset[str] | None) -> Pick | None:
+        """Route one whose body has not been seen, if it is a long one of a known session."""
+        settings, length_bytes = self.feature_settings, request.content_length_bytes or 0
+        if not 0 < settings.unread_from_bytes <= length_bytes <= self.max_unread_bytes:
+            return None
+        if self.router.needs_model(request.path):
+            return None
+        began_s = self.clock()
+        features = self.known.recall(request, settings)
+        if features is None:
+            return None
         return self.route(request, features, allowed_endpoints, self.clock() - began_s)
 
     def route(

@@ -18,6 +18,7 @@ from extproc.admin.history import History
 from extproc.admin.server import AdminServer
 from extproc.core.router import Router
 from extproc.eds import EndpointDiscovery
+from extproc.envoy_config import max_unread_bytes
 from extproc.feeds.engine_metrics import EngineMetrics
 from extproc.feeds.health import ReplicaHealth
 from extproc.membership import Membership
@@ -77,7 +78,7 @@ class Service:
         self._provider = make_provider(config.telemetry)
         self._spans = DecisionSpans(self._provider, config.routing.policy) if self._provider else None
         observers: list[DecisionObserver] = [each for each in (self._spans, self._health) if each is not None]
-        self._picker = EndpointPicker(self._router, config.features)
+        self._picker = EndpointPicker(self._router, config.features, max_unread_bytes=max_unread_bytes(config.envoy))
         self._server = Server(config.server, self._picker, self._endpoints)
         self._admin: AdminServer | None = None
         self._history: History | None = None

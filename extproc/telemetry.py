@@ -147,6 +147,7 @@ class DecisionSpans:
                 "routing.matched_bytes": decision.matched_bytes,
                 "routing.expected_cached_tokens": expected,
                 "routing.truncated": features.truncated,
+                "routing.by_headers": features.by_headers,
                 "routing.candidates": [
                     f"{c.replica_id} work={c.work_tokens:.0f} uncached={c.uncached_tokens} in_flight={c.in_flight}"
                     for c in islice(decision.candidates, MAX_CANDIDATES)

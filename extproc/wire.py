@@ -12,6 +12,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from envoy.config.core.v3.base_pb2 import HeaderValue, HeaderValueOption
+from envoy.extensions.filters.http.ext_proc.v3.processing_mode_pb2 import ProcessingMode
 from envoy.service.ext_proc.v3.external_processor_pb2 import (
     BodyMutation,
     CommonResponse,
@@ -53,6 +54,14 @@ SUBSET_NAMESPACE = "envoy.lb.subset_hint"
 
 MAX_ECHO_BYTES = 62_000
 """Largest piece of a streamed body reply; the endpoint picker protocol keeps below 64 KB with its envelope."""
+
+WITHOUT_BODY = ProcessingMode(
+    request_body_mode=ProcessingMode.NONE,
+    response_header_mode=ProcessingMode.SEND,
+    response_trailer_mode=ProcessingMode.SEND,
+)
+"""How the data plane is to go on with a request whose body is not needed. It takes the place of all that is configured
+(envoy/bootstrap.yaml), so what is to stay is said again."""
 
 _BODY_MODES = {mode.value: mode for mode in BodyMode}
 _HEADER_PHASES = frozenset({Phase.REQUEST_HEADERS, Phase.RESPONSE_HEADERS})
@@ -117,6 +126,8 @@ def _steady(reply: Continue | Route) -> bytes:
         endpoint = _header_value(reply.endpoint)
         response.dynamic_metadata.update({METADATA_NAMESPACE: {DESTINATION: reply.endpoint}})
         common.header_mutation.set_headers.append(_overwrite(DESTINATION, endpoint))
+        if reply.without_body:
+            response.mode_override.CopyFrom(WITHOUT_BODY)
     part = getattr(response, phase.value)
     part.SetInParent()
     if phase in _HEADER_PHASES or phase in _BODY_PHASES:

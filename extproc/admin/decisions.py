@@ -32,6 +32,7 @@ class RecordedDecision:
 
     __slots__ = (
         "api",
+        "by_headers",
         "cached_tokens",
         "decided_unix_s",
         "ended_s",
@@ -61,6 +62,7 @@ class RecordedDecision:
         self.api = features.api
         self.model = features.model[:MODEL_LENGTH] if features.model is not None else None
         self.source = features.conversation_source
+        self.by_headers = features.by_headers
         self.key = features.conversation_key
         self.reason = decision.reason
         self.replica_id = decision.replica_id
@@ -89,6 +91,7 @@ class RecordedDecision:
             "api": self.api.value,
             "model": self.model,
             "conversation_source": self.source,
+            "by_headers": self.by_headers,
             "conversation": self.key.hex()[:KEY_DIGITS] if self.key is not None else None,
             "reason": self.reason.value,
             "replica": self.replica_id,

@@ -10,6 +10,7 @@ Theory of operation. Read the files in the order in which data flows:
     session     the client's own name for the conversation, if it gives one
     ladder      BLAKE3 of that stream, read off at growing offsets: a dozen signatures stand for any prompt
     features    all of this together
+    known       what was last read of a session, for turns whose body need not be
     replica     who can serve, and what its engine says of itself
     ring        a weighted consistent-hash ring: where a key lives when nothing else is known
     placement   what is remembered of where a signature went

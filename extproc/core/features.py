@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from extproc.core.request import Request
+    from extproc.core.session import Session
 
 __all__ = ["Api", "FeatureSettings", "Features", "Rung", "extract"]
 
@@ -62,6 +63,9 @@ class FeatureSettings:
     opening_limit_bytes: a prompt's opening (up to its first user turn's end) counts only up to here. Where the
         router sees only the head of bodies it must be well below that head, so that whole and cut bodies agree;
         where it sees them whole, the default takes any opening that a model of 256k tokens can read.
+    unread_from_bytes: of the conversations that a header names, bodies of this length and more are mostly left unread
+        (see `known_sessions`). Below it reading costs little beside the rest (docs/performance.md). 0: all are read.
+    known_sessions: how many of them are kept in mind, about 3 KB each.
 
     Raises ValueError, saying all that is wrong, for settings that can't be used.
     """
@@ -100,6 +104,8 @@ class FeatureSettings:
     mask: tuple[str, ...] = ()
     mask_patterns: tuple[str, ...] = ()
     opening_limit_bytes: int = OPENING_LIMIT_BYTES
+    unread_from_bytes: int = 64 * 1024
+    known_sessions: int = 10_000
     masking: Mask = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -109,6 +115,8 @@ class FeatureSettings:
         object.__setattr__(self, "masking", Mask(self.mask, self.mask_patterns))
         if self.opening_limit_bytes <= 0:
             raise ValueError(f"opening_limit_bytes: {self.opening_limit_bytes} is not above 0")
+        if self.unread_from_bytes < 0 or self.known_sessions < 0:
+            raise ValueError("unread_from_bytes and known_sessions must be at least 0")
 
 
 @dataclass(slots=True)
@@ -120,7 +128,8 @@ class Features:
     rungs: ascending by offset, the doubling ones and the semantic boundaries alike.
     system_rung: the boundary at the end of tools + system, None where there is none.
     prompt_bytes: length of the canonical prompt; of a truncated one an estimate from the content length.
-    truncated: only the body's head was seen.
+    truncated: only the body's head was seen, or nothing of it.
+    by_headers: the body was not asked for; all that it would say is an earlier turn's (extproc.core.known).
     streamed: the client asked for a stream, so the answer's beginning tells when the prefill is over.
     """
 
@@ -134,6 +143,7 @@ class Features:
     truncated: bool
     streamed: bool = True
     path: str = ""
+    by_headers: bool = False
 
 
 def extract(request: Request, settings: FeatureSettings) -> Features:
@@ -172,10 +182,15 @@ def _extract(request: Request, document: Document | None, settings: FeatureSetti
     session = find_session(headers, fields, settings)
     key = source = None
     if session is not None:
-        key, source = signature(scope_key(settings.secret, b"session", tenant), session.id), session.source
+        key, source = session_key(session, tenant, settings), session.source
     elif opening is not None:
         key, source = opening.signature, "prompt"
     return Features(api, model, key, source, rungs, system_rung, prompt_bytes, truncated, streamed, request.path)
+
+
+def session_key(session: Session, tenant: bytes, settings: FeatureSettings) -> bytes:
+    """The key of a conversation that its client names: 16 bytes, within its tenant."""
+    return signature(scope_key(settings.secret, b"session", tenant), session.id)
 
 
 def _prefix_scope(fields: Mapping[str, object], model: str | None, tenant: bytes, settings: FeatureSettings) -> bytes:

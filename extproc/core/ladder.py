@@ -63,6 +63,14 @@ def climb(stream: bytes, boundaries: Iterable[int], key: bytes) -> tuple[Rung, .
     return tuple(rungs)
 
 
+def next_offset(length_bytes: int) -> int:
+    """How long a prompt of this length must become to have another of the doubling rungs."""
+    offset = FIRST_RUNG_BYTES
+    while offset <= length_bytes:
+        offset *= 2
+    return offset
+
+
 @lru_cache(maxsize=16)
 def _deployment_key(secret: str) -> bytes:
     return blake3(secret.encode("utf-8", "surrogatepass"), derive_key_context=_DERIVATION_CONTEXT).digest()

@@ -51,6 +51,7 @@ class Router:
         self._loads: dict[str, ReplicaLoad] = {}
         self._pools: dict[tuple[str, str | None], Pool] = {ANYONE: Pool(self.settings)}
         self._prefixes: list[str] = []
+        self._told_by_model: set[str] = set()
         self._pools_of: dict[int, tuple[Pool, ...]] = {}
         self._leases: dict[Lease, None] = {}  # in the order of their decisions
         self._serial = 0
@@ -95,6 +96,7 @@ class Router:
                 members[prefix, model] = _ready(serving)
         # The longest first, since it says most.
         self._prefixes = sorted({prefix for prefix, _ in members} - {"", ANYONE[0]}, key=len, reverse=True)
+        self._told_by_model = {prefix for prefix, model in members if members[prefix, model] != members[prefix, None]}
         built: dict[tuple[ReplicaLoad, ...], Pool] = {}
         pools: dict[tuple[str, str | None], Pool] = {}
         for name, group in members.items():
@@ -160,6 +162,10 @@ class Router:
         lease = self._take(choice.chosen, question, choice)
         self._remember(pool, choice.chosen, question)
         return self._decision(question, choice, lease)
+
+    def needs_model(self, path: str) -> bool:
+        """Whether requests on this path go to other replicas for one model than for another."""
+        return self._prefix(path) in self._told_by_model
 
     def first_token(
         self, lease: Lease, now_s: float, prompt_tokens: int | None = None, cached_tokens: int | None = None
@@ -227,9 +233,11 @@ class Router:
         self._others_share += (1.0 - TRAFFIC_MEMORY) * (share - self._others_share)
         self._queue += (1.0 - TRAFFIC_MEMORY) * (queue - self._queue)
 
+    def _prefix(self, path: str) -> str:
+        return next((each for each in self._prefixes if path.startswith(each + "/")), "") if self._prefixes else ""
+
     def _pool(self, features: Features) -> Pool:
-        path = features.path
-        prefix = next((each for each in self._prefixes if path.startswith(each + "/")), "") if self._prefixes else ""
+        prefix = self._prefix(features.path)
         # A model that nobody names (an alias, an adapter loaded on the fly): any replica may know it.
         pools = self._pools
         return pools.get((prefix, features.model)) or pools.get((prefix, None)) or pools[ANYONE]

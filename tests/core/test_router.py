@@ -142,6 +142,17 @@ def test_a_request_goes_to_a_replica_that_serves_its_model(model: str | None, re
     assert set(fleet.preference(prompt("chat", 1000, model=model))) == reachable
 
 
+@pytest.mark.parametrize(
+    ("models", "needed"),
+    [((), False), (("a",), False), (("a", "b"), False), (("b",), True)],
+    ids=["any", "one", "two on all", "one each"],
+)
+def test_a_model_matters_where_not_all_serve_it(models: tuple[str, ...], needed: bool) -> None:
+    fleet = router(replica(0, *models and ("a", *models[1:])), replica(1, *models))
+    assert fleet.needs_model("/v1/chat/completions") is needed
+    assert Router().needs_model("/v1/chat/completions") is False
+
+
 def test_load_by_one_model_is_seen_by_the_others() -> None:
     fleet = router(replica(0, "a", "b"), replica(1, "b"))
     fleet.decide(prompt("long", 50_000, model="a"), 0.0)

@@ -23,7 +23,9 @@ class Desk:
     now_s: float = 1000.0
 
     def __post_init__(self) -> None:
-        self.picker = EndpointPicker(self.router, FeatureSettings(), self.watch, clock=lambda: self.now_s)
+        self.picker = EndpointPicker(
+            self.router, FeatureSettings(), self.watch, max_unread_bytes=1 << 20, clock=lambda: self.now_s
+        )
 
     def join(self, *endpoints: str) -> None:
         self.router.set_members([Replica(f"replica-{each}", each) for each in endpoints], self.now_s)

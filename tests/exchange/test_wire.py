@@ -154,6 +154,18 @@ def test_a_route_at_the_trailers_is_in_metadata() -> None:
     assert response.dynamic_metadata["envoy.lb"][DESTINATION] == ENDPOINT
 
 
+def test_a_route_without_the_body_says_all_modes_that_are_to_hold() -> None:
+    (response,) = sent(Route(Phase.REQUEST_HEADERS, ENDPOINT, without_body=True))
+    assert response.request_headers.response.header_mutation.set_headers[0].header.key == DESTINATION
+    assert response.mode_override == ProcessingMode(
+        request_body_mode=ProcessingMode.NONE,
+        response_header_mode=ProcessingMode.SEND,
+        response_trailer_mode=ProcessingMode.SEND,
+    )
+    (plain,) = sent(Route(Phase.REQUEST_HEADERS, ENDPOINT))
+    assert not plain.HasField("mode_override")
+
+
 @pytest.mark.parametrize("endpoint", ["10.0.0.1:1\r\nx: y", "10.0.0.1:1\n", "10.0.0.1\0:1", "hôte:1"])
 def test_a_value_cannot_break_out_of_its_header(endpoint: str) -> None:
     with pytest.raises(ValueError, match=r"ordinal|CR, LF or NUL"):

@@ -14,6 +14,7 @@ from demo.wait import until
 from extproc.core.replica import Replica
 from extproc.core.router import Router, RouterSettings
 from extproc.eds import EndpointDiscovery
+from extproc.envoy_config import EnvoySettings, max_unread_bytes
 from extproc.picker import EndpointPicker
 from extproc.server import Server, ServerSettings
 from tests.support.envoy import Envoy
@@ -23,8 +24,6 @@ from tests.support.watch import Watch
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Mapping
     from pathlib import Path
-
-    from extproc.envoy_config import EnvoySettings
 
 CHAT = "/v1/chat/completions"
 
@@ -130,7 +129,8 @@ async def proxied_fleet(
             stack.push_async_callback(upstream.stop)
         core, discovery, watch = Router(router), EndpointDiscovery(), Watch()
         settings = replace(server or ServerSettings(listen="127.0.0.1:0"), notice_s=0.0, drain_s=0.2)
-        serving = Server(settings, EndpointPicker(core, observer=watch), discovery)
+        picker = EndpointPicker(core, observer=watch, max_unread_bytes=max_unread_bytes(envoy or EnvoySettings()))
+        serving = Server(settings, picker, discovery)
         address = await serving.start()
         stack.push_async_callback(serving.stop)
         fleet = replicas_of(upstream.endpoint for upstream in upstreams)

@@ -30,7 +30,7 @@ class Upstream:
     """Answers every request with its own address and the digest of the body.
 
     status: what it answers; 0 cuts the connection instead.
-    chunks: under /stream, each chunk put here is sent at once; None ends the answer, an empty one cuts the connection.
+    chunks: under /stream*, each chunk put here is sent at once; None ends the answer, an empty one cuts the connection.
     """
 
     status: int = 200
@@ -46,7 +46,7 @@ class Upstream:
     async def start(self) -> None:
         app = web.Application(client_max_size=64 << 20)
         app.router.add_get("/ws", self._websocket)
-        app.router.add_post("/stream", self._stream)
+        app.router.add_post("/stream{path:.*}", self._stream)
         app.router.add_route("*", "/{path:.*}", self._answer)
         self._runner = web.AppRunner(app, shutdown_timeout=0.1)
         await self._runner.setup()

@@ -41,6 +41,7 @@ ALWAYS = {
     "routing.stale": False,
     "routing.decision_s": 0.0,
     "routing.truncated": False,
+    "routing.by_headers": False,
     "routing.matched_bytes": 0,
     "routing.expected_cached_tokens": 0,
 }
