@@ -27,10 +27,11 @@ $(READY): pyproject.toml
 
 .PHONY: run
 run: $(READY) ## bring everything up and show it: [ENGINE=vllm MODEL=...] [REPLICAS=4] [ONCE=1]
+	@make/compiled.sh || echo "the router runs interpreted"
 ifeq ($(ENGINE),vllm)
-	@venv=$${VLLM_VENV:-$$(make/vllm_venv.sh)} && PYTHONPATH=. exec "$$venv/bin/python" -m demo $(RUN_ARGS)
+	@venv=$${VLLM_VENV:-$$(make/vllm_venv.sh)} && $(COMPILED):$(CURDIR) exec "$$venv/bin/python" -m demo $(RUN_ARGS)
 else
-	@exec $(RUN)/python -m demo $(RUN_ARGS)
+	@$(COMPILED) exec $(RUN)/python -m demo $(RUN_ARGS)
 endif
 
 .PHONY: lint
@@ -41,15 +42,16 @@ lint: $(READY) ## style, types, layers
 	$(RUN)/lint-imports
 
 .PHONY: test
-test: lint ## everything but real vLLM, the browser and the long faults
-	$(RUN)/python -m pytest -m "not vllm and not browser and not chaos" $(ARGS)
+test: lint ## everything but real vLLM, the browser, the long faults and the compiled router
+	$(RUN)/python -m pytest -m "not vllm and not browser and not chaos and not compiled" $(ARGS)
 
 .PHONY: test-fast
 test-fast: $(READY) ## without Envoy and Ray
-	$(RUN)/python -m pytest -m "not vllm and not browser and not e2e and not chaos" $(ARGS)
+	$(RUN)/python -m pytest -m "not vllm and not browser and not e2e and not chaos and not compiled" $(ARGS)
 
 include make/browser.mk
 include make/chaos.mk
+include make/compiled.mk
 include make/alerts.mk
 include make/compose.mk
 include make/fuzz.mk

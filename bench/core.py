@@ -1,4 +1,4 @@
-"""What a decision costs: `python -m bench.core [--json]`.
+"""What a decision costs: `python -m bench.core [--json]`, and `make bench-core` for the compiled router.
 
 Chats of growing length, twenty system prompts among them, go through a router in steady state: some requests in
 flight, a full placement memory, loads that differ. Timed are reading the request (`extract`) and choosing the replica
@@ -15,6 +15,7 @@ from itertools import cycle, islice
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Final
 
+from extproc.build import COMPILED
 from extproc.core.features import Features, FeatureSettings, extract
 from extproc.core.replica import Replica
 from extproc.core.request import Request
@@ -133,8 +134,10 @@ def main() -> None:
     deciding = {replicas: cost_of_decision(replicas, features) for replicas in REPLICAS}
     if as_json:
         rows = {"features_by_kib": reading, f"decision_at_{HEAD_KIB}_kib_by_replicas": deciding}
-        print(json.dumps({name: {n: asdict(cost) for n, cost in row.items()} for name, row in rows.items()}))
+        costs = {name: {n: asdict(cost) for n, cost in row.items()} for name, row in rows.items()}
+        print(json.dumps({"compiled": COMPILED, **costs}))
         return
+    print("compiled" if COMPILED else "interpreted")
     print("reading a chat           p50 us   p99 us")
     for size, cost in reading.items():
         print(f"{size:8} KiB          {cost.p50_us:9.1f}{cost.p99_us:9.1f}")

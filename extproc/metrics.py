@@ -7,6 +7,7 @@ can choose.
 
 from __future__ import annotations
 
+import platform
 from collections import Counter
 from time import monotonic
 from typing import TYPE_CHECKING, Final
@@ -15,6 +16,7 @@ from prometheus_client import CollectorRegistry, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily as CounterFamily
 from prometheus_client.core import GaugeMetricFamily as GaugeFamily
 
+from extproc.build import COMPILED
 from extproc.core.decision import Reason
 
 if TYPE_CHECKING:
@@ -170,6 +172,9 @@ class RouterMetrics:
             values["extproc_load_age_seconds"] = ("Since the engine heard longest ago was heard.", max(ages_s))
         for name, (text, value) in values.items():
             yield GaugeFamily(name, text, value=float(value))
+        build = GaugeFamily("extproc_build_info", "1. Labels tell the build.", labels=("compiled", "python"))
+        build.add_metric((str(COMPILED).lower(), platform.python_version()), 1)
+        yield build
 
 
 def _fleet(router: Router) -> Iterator[Metric]:

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from time import monotonic
 from typing import TYPE_CHECKING, Protocol
 
+from extproc.core.decision import Decision
 from extproc.core.features import FeatureSettings, extract
 from extproc.core.known import KnownSessions
+from extproc.core.router import Router
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from extproc.core.decision import Decision
     from extproc.core.features import Features
     from extproc.core.request import Request
-    from extproc.core.router import Router
 
 
 @dataclass(frozen=True, slots=True)

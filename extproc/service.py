@@ -16,6 +16,7 @@ from extproc.admin.app import Admin
 from extproc.admin.decisions import RecentDecisions
 from extproc.admin.history import History
 from extproc.admin.server import AdminServer
+from extproc.build import COMPILED
 from extproc.core.router import Router
 from extproc.eds import EndpointDiscovery
 from extproc.envoy_config import max_unread_bytes
@@ -108,7 +109,13 @@ class Service:
         if self._admin is not None:
             await self._admin.start()
         address = await self._server.start()
-        log.info("serving", address=address, admin=self._config.admin.listen, policy=self._config.routing.policy.value)
+        log.info(
+            "serving",
+            address=address,
+            admin=self._config.admin.listen,
+            policy=self._config.routing.policy.value,
+            compiled=COMPILED,
+        )
         calm_collector()
         tasks = [asyncio.create_task(work) for work in self._work()]
         tasks.append(asyncio.create_task(self._stop.wait()))

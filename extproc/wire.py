@@ -197,7 +197,7 @@ def _subset(request: ProcessingRequest) -> frozenset[str] | None:
         return None
     value = hint.fields[SUBSET]
     listed = (
-        (item.string_value for item in value.list_value.values)
+        [item.string_value for item in value.list_value.values]
         if value.HasField("list_value")
         else value.string_value.split(",")
     )

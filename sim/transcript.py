@@ -12,8 +12,9 @@ from typing import Final
 from blake3 import blake3
 
 from extproc.core.api import Api
-from extproc.core.features import OPENING_LIMIT_BYTES, PLAIN_OPENING_BYTES, Features
+from extproc.core.features import PLAIN_OPENING_BYTES, Features
 from extproc.core.ladder import FIRST_RUNG_BYTES, SIGNATURE_BYTES, Rung
+from extproc.core.settings import OPENING_LIMIT_BYTES
 
 BYTES_PER_TOKEN: Final = 4
 """English text under the vocabularies of current models."""

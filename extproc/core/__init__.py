@@ -19,6 +19,7 @@ Theory of operation. Read the files in the order in which data flows:
     lease       a decision's claim on its replica, until the stream ends
     policy      weighs candidates by expected work (and two simpler rules for comparison)
     decision    the outcome, with its reason
+    settings    what an operator can set
     router      all of it in one object: decide, first_token, finish
 
 Nothing here does I/O, reads a clock, sleeps, logs or knows threads: `now_s` (monotonic seconds) is an argument, and

@@ -12,7 +12,6 @@ Looking for them would hold up every request for 0.1 s at 200,000 signatures.
 
 from __future__ import annotations
 
-import math
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Final
 
@@ -38,9 +37,11 @@ stamp_tokens: the replica's `computed_tokens` when it was last touched.
 A plain tuple, since a decision makes a dozen of them.
 """
 
-Level = tuple[int, float, dict[int, Holding]]
-"""What is known of one rung: (its offset_bytes, that of the next rung, its holders). Above the last: infinity."""
+Level = tuple[int, int, dict[int, Holding]]
+"""What is known of one rung: (its offset_bytes, that of the next rung, its holders). Above the last: ENDLESS_BYTES."""
 
+ENDLESS_BYTES: Final = 1 << 62
+"""Longer than any prompt, and an integer, as the other offsets are."""
 
 NOBODY: Final[dict[int, Holding]] = {}
 
@@ -70,7 +71,7 @@ class PlacementMemory:
         """The rungs that anybody was sent, deepest first."""
         get = self._holders.get
         levels: list[Level] = []
-        next_bytes = math.inf
+        next_bytes = ENDLESS_BYTES
         for offset_bytes, signature in reversed(rungs):
             holders = get(signature)
             if holders:

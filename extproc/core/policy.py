@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import math
 from operator import itemgetter
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from extproc.core.decision import Reason, Weighed
 from extproc.core.placement import HOLDERS, NOBODY
@@ -41,7 +41,7 @@ MATCHED: Final = itemgetter(1)
 """Of a `Weighed`."""
 
 
-class Question(NamedTuple):
+class Question:
     """One request, as policies see it.
 
     key: its place on the ring; without affinity a different one each time.
@@ -50,27 +50,50 @@ class Question(NamedTuple):
     queue: requests of ours per replica whose first token is still to come, on the average.
     """
 
-    features: Features
-    key: bytes
-    prompt_tokens: float
-    now_s: float
-    only: frozenset[str] | None
-    others_share: float
-    queue: float
+    __slots__ = ("features", "key", "now_s", "only", "others_share", "prompt_tokens", "queue")
+
+    def __init__(
+        self,
+        features: Features,
+        key: bytes,
+        prompt_tokens: float,
+        now_s: float,
+        only: frozenset[str] | None,
+        others_share: float,
+        queue: float,
+    ) -> None:
+        self.features = features
+        self.key = key
+        self.prompt_tokens = prompt_tokens
+        self.now_s = now_s
+        self.only = only
+        self.others_share = others_share
+        self.queue = queue
 
     def allows(self, load: ReplicaLoad) -> bool:
         return self.only is None or load.replica.endpoint in self.only
 
 
-class Choice(NamedTuple):
+class Choice:
     """chosen None: no replica, or (reason SHED) none that should take it."""
 
-    chosen: ReplicaLoad | None
-    reason: Reason
-    primary: ReplicaLoad | None = None
-    weighed: Sequence[Weighed] = ()
-    matched_bytes: int = 0
-    uncached_tokens: float = 0.0
+    __slots__ = ("chosen", "matched_bytes", "primary", "reason", "uncached_tokens", "weighed")
+
+    def __init__(
+        self,
+        chosen: ReplicaLoad | None,
+        reason: Reason,
+        primary: ReplicaLoad | None = None,
+        weighed: Sequence[Weighed] = (),
+        matched_bytes: int = 0,
+        uncached_tokens: float = 0.0,
+    ) -> None:
+        self.chosen = chosen
+        self.reason = reason
+        self.primary = primary
+        self.weighed = weighed
+        self.matched_bytes = matched_bytes
+        self.uncached_tokens = uncached_tokens
 
 
 class Policy(Protocol):

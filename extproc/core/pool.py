@@ -146,7 +146,7 @@ class Pool:
 
     def order(self, key: bytes) -> Iterator[ReplicaLoad]:
         """A key's order of preference."""
-        return (self.loads[replica_id] for replica_id in self.ring.walk(key))
+        return map(self.loads.__getitem__, self.ring.walk(key))
 
     def first(self, key: bytes, count: int) -> list[ReplicaLoad]:
         """The first `count` of a key's order of preference."""

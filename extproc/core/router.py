@@ -92,7 +92,7 @@ class Router:
             answering = [load for load in loads if load.replica.route_prefix == prefix]
             members[prefix, None] = _ready(answering)
             for model in sorted({model for load in answering for model in load.replica.models}):
-                serving = (load for load in answering if not load.replica.models or model in load.replica.models)
+                serving = [load for load in answering if not load.replica.models or model in load.replica.models]
                 members[prefix, model] = _ready(serving)
         # The longest first, since it says most.
         self._prefixes = sorted({prefix for prefix, _ in members} - {"", ANYONE[0]}, key=len, reverse=True)

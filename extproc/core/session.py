@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from extproc.core.features import FeatureSettings
+    from extproc.core.settings import FeatureSettings
 
 
 class Session(NamedTuple):

@@ -1,11 +1,96 @@
-"""What an operator can set about decisions."""
+"""What an operator can set: about what is read of a request, and about decisions."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
+from typing import Final
 
+from extproc.core.mask import Mask
 from extproc.core.ring import VNODES
+from extproc.core.session import header_name
+
+OPENING_LIMIT_BYTES: Final = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class FeatureSettings:
+    """What of a request names its conversation, its tenant and its prompt.
+
+    session_headers: looked up first, in this order, those made for routing in front; spelled with `-`, and `_` in a
+        request is the same.
+    session_fields: body fields looked up next, dotted. `user` and Anthropic's `metadata.user_id` are not among
+        them: they name a person, whose many conversations would all go to one replica. `previous_response_id`
+        is the last resort: it changes each turn, but a retry of one turn stays where it was. llm-d's x-session-token
+        is left out as well: it names a pod.
+    tenant_header: names the tenant; equal session ids of two tenants are two sessions. "": not used.
+    credential_headers: stand for the tenant where that header is absent (hashed, never kept). Clients whose
+        tokens rotate should send a tenant header, or this should be empty.
+    prefix_by_tenant: also keep tenants' prompts apart. Off, since engines share their cache among all requests
+        with the same `cache_salt`, which keeps them apart in any case.
+    secret: keys every hash, so that no one outside can aim at a replica. The same in all routers of a fleet.
+    template_fields: body fields that the model's chat template renders ahead of tools and system. The default is
+        what vLLM hands to every template; add `response_format` or `reasoning_effort` for a template that
+        renders them.
+    mask: volatile spans to leave out of the key, any of "date", "time", "uuid" (see `mask.SPANS`).
+    mask_patterns: further ones, as regular expressions of at most 128 characters' reach.
+    opening_limit_bytes: a prompt's opening (up to its first user turn's end) counts only up to here. Where the
+        router sees only the head of bodies it must be well below that head, so that whole and cut bodies agree;
+        where it sees them whole, the default takes any opening that a model of 256k tokens can read.
+    unread_from_bytes: of the conversations that a header names, bodies of this length and more are mostly left unread
+        (see `known_sessions`). Below it reading costs little beside the rest (docs/performance.md). 0: all are read.
+    known_sessions: how many of them are kept in mind, about 3 KB each.
+
+    Raises ValueError, saying all that is wrong, for settings that can't be used.
+    """
+
+    session_headers: tuple[str, ...] = (
+        "x-session-id",  # Ray Serve (RAY_SERVE_SESSION_ID_HEADER_KEY), OpenRouter, opencode
+        "x-smg-routing-key",  # SGLang's and SMG's policies `manual` and `consistent_hashing`
+        "x-dynamo-session-id",  # NVIDIA Dynamo
+        "x-session-affinity",  # Cloudflare Workers AI, Fireworks, opencode
+        "x-claude-code-session-id",  # Claude Code ("Gateway protocol reference" in its docs)
+        "x-litellm-session-id",  # LiteLLM
+        "x-openwebui-chat-id",  # Open WebUI with ENABLE_FORWARD_USER_INFO_HEADERS
+        "x-opencode-session",  # opencode's own providers
+        "thread-id",  # Codex CLI: each agent of a session has a thread, and so a context, of its own
+        "session-id",  # Codex CLI (`session_id` in its older versions)
+        "x-conversation-id",  # LibreChat's examples with {{LIBRECHAT_BODY_CONVERSATIONID}}
+        "conversation-id",  # Codex CLI's older versions, as `conversation_id`
+        "x-prompt-cache-key",
+    )
+    session_fields: tuple[str, ...] = (
+        "session_id",  # OpenRouter
+        "litellm_session_id",  # LiteLLM
+        "prompt_cache_key",  # OpenAI
+        "conversation",  # OpenAI's Responses API: an id, or an object with one
+        "conversation_id",
+        "routing_key",  # SGLang
+        "metadata.session_id",  # LiteLLM
+        "metadata.conversation_id",
+        "previous_response_id",
+    )
+    tenant_header: str = "x-tenant-id"
+    credential_headers: tuple[str, ...] = ("authorization", "x-api-key", "api-key")
+    prefix_by_tenant: bool = False
+    secret: str = ""
+    template_fields: tuple[str, ...] = ("documents", "chat_template", "chat_template_kwargs")
+    mask: tuple[str, ...] = ()
+    mask_patterns: tuple[str, ...] = ()
+    opening_limit_bytes: int = OPENING_LIMIT_BYTES
+    unread_from_bytes: int = 64 * 1024
+    known_sessions: int = 10_000
+    masking: Mask = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        for name in ("session_headers", "credential_headers"):
+            object.__setattr__(self, name, tuple(header_name(one) for one in getattr(self, name)))
+        object.__setattr__(self, "tenant_header", header_name(self.tenant_header))
+        object.__setattr__(self, "masking", Mask(self.mask, self.mask_patterns))
+        if self.opening_limit_bytes <= 0:
+            raise ValueError(f"opening_limit_bytes: {self.opening_limit_bytes} is not above 0")
+        if self.unread_from_bytes < 0 or self.known_sessions < 0:
+            raise ValueError("unread_from_bytes and known_sessions must be at least 0")
 
 
 class PolicyName(StrEnum):
@@ -89,11 +174,11 @@ class RouterSettings:
             "placement_bytes",
         }
         wrong = [
-            f"{field.name} must be {'above' if field.name in positive else 'at least'} 0"
-            for field in fields(self)
-            if isinstance(value := getattr(self, field.name), int | float)
+            f"{each.name} must be {'above' if each.name in positive else 'at least'} 0"
+            for each in fields(self)
+            if isinstance(value := getattr(self, each.name), int | float)
             and not isinstance(value, bool)
-            and not (value > 0 if field.name in positive else value >= 0)
+            and not (value > 0 if each.name in positive else value >= 0)
         ]
         if not self.bounded_load_factor > 1:
             wrong.append("bounded_load_factor must be above 1")

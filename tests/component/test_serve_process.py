@@ -14,6 +14,7 @@ import pytest
 from demo.ports import free_port
 from demo.process import Process
 from demo.wait import wait_until
+from extproc.build import COMPILED
 from tests.component.serving import SERVE, Serving
 
 if TYPE_CHECKING:
@@ -26,6 +27,10 @@ def serving(tmp_path: Path) -> Iterator[Serving]:
     with Serving(tmp_path) as service:
         service.wait_for("serving")
         yield service
+
+
+def test_it_says_whether_it_is_compiled(serving: Serving) -> None:
+    assert serving.wait_for("serving")["compiled"] is COMPILED
 
 
 def test_it_is_ready_when_it_knows_its_fleet_and_follows_it(serving: Serving) -> None:

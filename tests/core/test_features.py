@@ -11,9 +11,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from extproc.core.api import Api
-from extproc.core.features import OPENING_LIMIT_BYTES, Features, FeatureSettings, extract
+from extproc.core.features import Features, FeatureSettings, extract
 from extproc.core.ladder import FIRST_RUNG_BYTES
 from extproc.core.request import Request
+from extproc.core.settings import OPENING_LIMIT_BYTES
 from tests.support.bodies import BODIES, CHAT, MANUAL, PATHS, PICTURE, head_of, post
 
 SETTINGS = FeatureSettings()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import OrderedDict
 
 import pytest
@@ -11,7 +10,7 @@ from hypothesis import strategies as st
 
 from bench.memory import bytes_per_entry
 from extproc.core.ladder import Rung
-from extproc.core.placement import ENTRY_BYTES, HOLDERS, HOLDING_BYTES, PlacementMemory
+from extproc.core.placement import ENDLESS_BYTES, ENTRY_BYTES, HOLDERS, HOLDING_BYTES, PlacementMemory
 from tests.core.prompts import signature
 
 A, B, C, D = (signature(name) for name in "ABCD")
@@ -34,7 +33,7 @@ def test_a_ladder_is_known_from_its_deepest_rung_each_with_the_offset_of_the_nex
     memory.remember([(512, A)], 1, 0.0)
     memory.remember([(2048, C)], 1, 0.0)
     ladder = (Rung(512, A), Rung(1024, B), Rung(2048, C))
-    assert memory.known(ladder) == [(2048, math.inf, memory.holders(C)), (512, 1024, memory.holders(A))]
+    assert memory.known(ladder) == [(2048, ENDLESS_BYTES, memory.holders(C)), (512, 1024, memory.holders(A))]
     assert memory.known(()) == []
 
 
