@@ -87,8 +87,10 @@ class ReplicaHealth:
         self._note(replica, f"{type(error).__name__} {error}".rstrip())
 
     def _note(self, replica: Replica, trouble: str | None) -> None:
+        if (trouble is not None) == (replica.id in self.unwell):
+            return
         members = {member.id for member in self._members()}
-        if (trouble is not None) == (replica.id in self.unwell) or replica.id not in members:
+        if replica.id not in members:
             return
         self.unwell &= members
         if trouble is not None:
