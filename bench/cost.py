@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from bench.contenders import Contender
 
 CONNECTIONS: Final = 32
+TURNS: Final = 8
 WARM_UP_S: Final = 1
 HEADS: Final = "contender          body    req/s   p50 ms   p99 ms   CPU us   RSS MB  errors  CPU by process"
 LOAD: Final = Path(__file__).with_name("load.lua")
@@ -61,13 +62,14 @@ class Cost:
     errors: int
 
 
-def load(url: str, body_bytes: int, seconds: int, pause_ms: float = 0.0) -> dict[str, Any]:
+def load(url: str, body_bytes: int, seconds: int, pause_ms: float = 0.0, turns: int = TURNS) -> dict[str, Any]:
     """Drive a closed loop; what wrk says at its end (bench/load.lua). Raises RuntimeError where wrk fails.
 
-    pause_ms: of a connection between an answer and its next request, on the average.
+    pause_ms: of a connection between an answer and its next request, on the average. turns: of a session.
     """
     argv = ["wrk", "--threads", "1", "--connections", str(CONNECTIONS), "--duration", f"{seconds}s"]
     argv += ["--latency", "--timeout", "20s", "--script", str(LOAD), url, "--", str(body_bytes), str(pause_ms)]
+    argv.append(str(turns))
     done = subprocess.run(argv, check=False, capture_output=True, text=True)
     last = done.stdout.strip().splitlines()[-1:] if done.returncode == 0 else []
     if not last or not last[0].startswith("{"):
@@ -76,9 +78,9 @@ def load(url: str, body_bytes: int, seconds: int, pause_ms: float = 0.0) -> dict
     return said
 
 
-def measure(contender: Contender, body_bytes: int, seconds: int) -> Round:
+def measure(contender: Contender, body_bytes: int, seconds: int, turns: int) -> Round:
     before = contender.cpu_s()
-    said = load(contender.url, body_bytes, seconds)
+    said = load(contender.url, body_bytes, seconds, turns=turns)
     after = contender.cpu_s()
     requests = max(1, said["requests"])
     return Round(
@@ -91,15 +93,17 @@ def measure(contender: Contender, body_bytes: int, seconds: int) -> Round:
     )
 
 
-def compare(contenders: Sequence[Contender], bodies: Sequence[int], rounds: int, seconds: int) -> Iterator[Cost]:
+def compare(
+    contenders: Sequence[Contender], bodies: Sequence[int], rounds: int, seconds: int, turns: int
+) -> Iterator[Cost]:
     """All rounds of one body size before the next, contenders interleaved."""
     for body_bytes in bodies:
         found: dict[str, list[Round]] = {each.name: [] for each in contenders}
         for contender in contenders:
-            load(contender.url, body_bytes, WARM_UP_S)
+            load(contender.url, body_bytes, WARM_UP_S, turns=turns)
         for _ in range(rounds):
             for contender in contenders:
-                found[contender.name].append(measure(contender, body_bytes, seconds))
+                found[contender.name].append(measure(contender, body_bytes, seconds, turns))
         for contender in contenders:
             yield _summary(contender, body_bytes, found[contender.name])
 
@@ -130,6 +134,7 @@ def main() -> int:
     )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=int, default=4, help="of each round")
+    parser.add_argument("--turns", type=int, default=TURNS, help="of a session, before another takes its place")
     parser.add_argument("--json", action="store_true", help="one JSON object per line")
     args = parser.parse_args()
     if shutil.which("wrk") is None:
@@ -143,7 +148,7 @@ def main() -> int:
         if not args.json:
             print(HEADS)
         bodies = [int(each) for each in args.bodies.split(",")]
-        for cost in compare(contenders, bodies, args.rounds, args.seconds):
+        for cost in compare(contenders, bodies, args.rounds, args.seconds, args.turns):
             print(json.dumps(asdict(cost)) if args.json else _row(cost), flush=True)
     return 0
 

@@ -1,10 +1,14 @@
--- wrk's part of the load: chats of one length that share system prompts, each under the session of one of many users.
--- Arguments: the body's length in bytes, and a connection's mean pause between an answer and its next request in ms
--- (exponential; 0: none). Prints one JSON object at the end.
-local SYSTEM_PROMPTS, SESSIONS, BUDGET = 5, 2000, 64 * 1024 * 1024
+-- wrk's part of the load: chats of one length that share system prompts. So many sessions are under way; each says its
+-- chat a few times, its turns, and another takes its place.
+-- Arguments: the body's length in bytes, a connection's mean pause between an answer and its next request in ms
+-- (exponential; 0: none), and the turns of a session. Prints one JSON object at the end.
+local SYSTEM_PROMPTS, UNDER_WAY, BUDGET = 5, 64, 64 * 1024 * 1024
 local bodies = {}
 local path = "/v1/chat/completions"
 local pause_ms = 0
+local turns = 8
+local begun = 0
+local sessions = {}
 
 local function chat(number, size)
   local tail = string.format('"},{"role":"user","content":"I am user %d, please go on."}]}', number)
@@ -21,6 +25,7 @@ end
 function init(args)
   local size = tonumber(args[1])
   pause_ms = tonumber(args[2] or "0")
+  turns = tonumber(args[3] or "8")
   math.randomseed(os.time())
   for number = 1, math.max(4, math.min(256, math.floor(BUDGET / size))) do
     bodies[number] = chat(number, size)
@@ -28,8 +33,18 @@ function init(args)
 end
 
 function request()
-  local headers = { ["content-type"] = "application/json", ["x-session-id"] = "user-" .. math.random(SESSIONS) }
-  return wrk.format("POST", path, headers, bodies[math.random(#bodies)])
+  local place = math.random(UNDER_WAY)
+  local session = sessions[place]
+  if session == nil or session.left == 0 then
+    begun = begun + 1
+    -- The first ones are met in the middle, or all would end together.
+    local left = session == nil and math.random(turns) or turns
+    session = { id = string.format("user-%d-%d", os.time(), begun), body = bodies[begun % #bodies + 1], left = left }
+    sessions[place] = session
+  end
+  session.left = session.left - 1
+  local headers = { ["content-type"] = "application/json", ["x-session-id"] = session.id }
+  return wrk.format("POST", path, headers, session.body)
 end
 
 function delay()
