@@ -12,8 +12,12 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-PATTERNS = ("core/*.py", "exchange.py", "messages.py", "observers.py", "picker.py", "wire.py")
-INTERPRETED = {"__init__.py", "settings.py"}
+PATTERNS = (
+    "core/*.py",
+    "http2/*.py",
+    *("call.py", "exchange.py", "messages.py", "observers.py", "picker.py", "services.py", "wire.py"),
+)
+INTERPRETED = {"__init__.py", "settings.py", "listener.py"}
 """pydantic fills in settings, and takes compiled classes for ones with a __dict__."""
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Self
 
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 
@@ -13,7 +13,7 @@ from extproc.wire import UnknownMessage, decode, encode
 
 if TYPE_CHECKING:
     from collections import Counter
-    from collections.abc import AsyncIterator, Mapping
+    from collections.abc import Mapping
 
     from extproc.call import Answering, Service
     from extproc.eds import EndpointDiscovery
@@ -67,7 +67,10 @@ class Process:
 
 
 class Discovery:
-    """One EDS stream. It is as long as an Envoy lives and says little, so a task may serve it."""
+    """One EDS stream. It is as long as an Envoy lives and says little, so a task may serve it.
+
+    Iterates over what Envoy asks; a class rather than a generator, which mypyc does not know to compile.
+    """
 
     def __init__(self, endpoints: EndpointDiscovery, answering: Answering) -> None:
         self._answering = answering
@@ -84,13 +87,18 @@ class Discovery:
         self._task.cancel()
 
     async def _serve(self, endpoints: EndpointDiscovery) -> None:
-        async for response in endpoints.serve(self._asked()):
+        async for response in endpoints.serve(self):
             self._answering.send(response)
         self._answering.end()
 
-    async def _asked(self) -> AsyncIterator[bytes]:
-        while (message := await self._requests.get()) is not None:
-            yield message
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> bytes:
+        message = await self._requests.get()
+        if message is None:
+            raise StopAsyncIteration
+        return message
 
 
 class Health:
