@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 from envoy.config.core.v3.health_check_pb2 import DRAINING, HEALTHY
 from envoy.config.endpoint.v3.endpoint_pb2 import ClusterLoadAssignment
@@ -29,6 +29,16 @@ WEIGHT_STEPS: Final = 100
 """Envoy's weights are whole numbers: 1.0 becomes 100, so that a replica may be 1% faster than another."""
 
 log = logging.getLogger(__name__)
+
+
+class DiscoveryStreams(Protocol):
+    """Whoever tells Envoys the endpoints: this process, or one that it asks (extproc.workers)."""
+
+    def serve(self, requests: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        """One `StreamEndpoints` call: serialized DiscoveryRequests in, DiscoveryResponses out."""
+
+    async def close(self) -> None:
+        """End all streams, which would not end by themselves. Envoys keep what they were told."""
 
 
 @dataclass(eq=False, slots=True)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from extproc.call import Answering, Service
-    from extproc.eds import EndpointDiscovery
+    from extproc.eds import DiscoveryStreams
     from extproc.picker import Picker
 
 EXTERNAL_PROCESSOR: Final = "envoy.service.ext_proc.v3.ExternalProcessor"
@@ -27,7 +27,7 @@ TRACE_CONTEXT: Final = ("traceparent", "tracestate")
 """W3C Trace Context, as HTTP headers and as gRPC metadata alike."""
 
 
-def services(picker: Picker, endpoints: EndpointDiscovery, health: Health, errors: Counter[str]) -> dict[str, Service]:
+def services(picker: Picker, endpoints: DiscoveryStreams, health: Health, errors: Counter[str]) -> dict[str, Service]:
     """By path. errors: counts ext_proc streams that broke off, by kind."""
     return {
         f"/{EXTERNAL_PROCESSOR}/Process": lambda answering, metadata: Process(picker, errors, answering, metadata),
@@ -72,7 +72,7 @@ class Discovery:
     Iterates over what Envoy asks; a class rather than a generator, which mypyc does not know to compile.
     """
 
-    def __init__(self, endpoints: EndpointDiscovery, answering: Answering) -> None:
+    def __init__(self, endpoints: DiscoveryStreams, answering: Answering) -> None:
         self._answering = answering
         self._requests: asyncio.Queue[bytes | None] = asyncio.Queue()
         self._task = asyncio.create_task(self._serve(endpoints))
@@ -86,7 +86,7 @@ class Discovery:
     def closed(self) -> None:
         self._task.cancel()
 
-    async def _serve(self, endpoints: EndpointDiscovery) -> None:
+    async def _serve(self, endpoints: DiscoveryStreams) -> None:
         async for response in endpoints.serve(self):
             self._answering.send(response)
         self._answering.end()

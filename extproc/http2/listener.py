@@ -1,15 +1,14 @@
-"""Sockets under the connections: accepting, TLS, the way out, keepalive, and an orderly end."""
+"""Sockets under the connections: TLS, the way out, keepalive, and an orderly end."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import socket
 from typing import TYPE_CHECKING, Final, cast
 
-from extproc.address import join_address, socket_path, split_address
 from extproc.http2.connection import Connection
+from extproc.port import Port
 
 if TYPE_CHECKING:
     import ssl
@@ -18,10 +17,7 @@ if TYPE_CHECKING:
     from extproc.call import Service
 
 READ_BYTES: Final = 256 * 1024
-BACKLOG: Final = 1024
 TLS_HANDSHAKE_S: Final = 10.0
-ACCEPT_PAUSE_S: Final = 1.0
-"""Out of descriptors: asyncio's own servers wait as long."""
 
 log = logging.getLogger(__name__)
 
@@ -130,22 +126,12 @@ class Listener:
         self.changed = asyncio.Event()
         self.leaving = False
         self._tls = tls
-        self._socket: socket.socket | None = None
-        self._accepting: asyncio.Task[None] | None = None
-        self._path = ""
+        self._port: Port | None = None
 
     def listen(self, address: str) -> str:
         """Bind and accept; returns the address really bound. Raises OSError."""
-        self._path = socket_path(address)
-        if self._path:
-            self._socket = _unix_socket(self._path)
-            bound = address
-        else:
-            self._socket = _tcp_socket(*split_address(address))
-            bound = join_address(split_address(address)[0], self._socket.getsockname()[1])
-        self._socket.setblocking(False)
-        self._accepting = asyncio.create_task(self._accept(self._socket))
-        return bound
+        self._port = Port(self.serve)
+        return self._port.listen(address)
 
     async def serve(self, accepted: socket.socket) -> None:
         """Take over one connection that is open."""
@@ -167,7 +153,8 @@ class Listener:
 
     async def stop(self, drain_s: float) -> None:
         """Accept nobody, open no new streams, and wait for those that are open, at most `drain_s`."""
-        self._stop_accepting()
+        if self._port is not None:
+            self._port.close()
         self.leaving = True
         for peer in tuple(self.peers):
             peer.leave()
@@ -180,55 +167,3 @@ class Listener:
             pass
         for peer in tuple(self.peers):
             peer.abort()
-
-    def _stop_accepting(self) -> None:
-        if self._accepting is not None:
-            self._accepting.cancel()
-        if self._socket is not None:
-            self._socket.close()
-            self._socket = None
-            if self._path:
-                os.unlink(self._path)
-
-    async def _accept(self, listening: socket.socket) -> None:
-        loop = asyncio.get_running_loop()
-        handshakes: set[asyncio.Task[None]] = set()
-        while True:
-            try:
-                accepted, _ = await loop.sock_accept(listening)
-            except OSError as error:
-                log.error("cannot accept a connection: %s", error)
-                await asyncio.sleep(ACCEPT_PAUSE_S)
-                continue
-            task = asyncio.create_task(self.serve(accepted))
-            handshakes.add(task)
-            task.add_done_callback(handshakes.discard)
-
-
-def _tcp_socket(host: str, port: int) -> socket.socket:
-    family, kind, protocol, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[
-        0
-    ]
-    listening = socket.socket(family, kind, protocol)
-    try:
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listening.bind(place)
-        listening.listen(BACKLOG)
-    except OSError:
-        listening.close()
-        raise
-    return listening
-
-
-def _unix_socket(path: str) -> socket.socket:
-    """In place of a socket that a crash left over."""
-    listening = socket.socket(socket.AF_UNIX)
-    try:
-        if os.path.exists(path):
-            os.unlink(path)
-        listening.bind(path)
-        listening.listen(BACKLOG)
-    except OSError:
-        listening.close()
-        raise
-    return listening
