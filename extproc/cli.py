@@ -46,6 +46,8 @@ def _parser() -> argparse.ArgumentParser:
         command = commands.add_parser(name, help=text, description=text)
         command.add_argument("--config", metavar="FILE", type=Path, help="TOML; EXTPROC_SECTION__KEY overrides it")
         command.set_defaults(run=run)
+        if run is _serve:
+            command.add_argument("--workers", metavar="N", help="as server.workers: processes that read requests")
         if run is _envoy:
             command.add_argument(
                 "-o", "--output", metavar="FILE", type=Path, help="write it there, and TLS secrets beside it"
@@ -58,6 +60,8 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _serve(args: argparse.Namespace) -> int:
+    if args.workers is not None:
+        os.environ[f"{configuration.PREFIX}SERVER__WORKERS"] = args.workers  # where a reload finds it, too
     config = configuration.load(args.config)
     log.configure()
     try:

@@ -19,7 +19,7 @@ from extproc.http2.listener import Listener
 from extproc.services import EXTERNAL_PROCESSOR, Health, services
 
 if TYPE_CHECKING:
-    from extproc.eds import EndpointDiscovery
+    from extproc.eds import DiscoveryStreams
     from extproc.picker import Picker
 
 LIVENESS: Final = "liveness"
@@ -52,6 +52,8 @@ class ServerSettings:
     keepalive_s: how often a silent connection is pinged, so that one whose peer vanished frees its leases.
     transport: "http2" (extproc/http2) or "grpcio" (gRPC's own core, which costs several times the CPU:
         docs/performance.md).
+    workers: processes that read requests, for one that decides (extproc/workers); 1: it does both. An Envoy gives each
+        of its threads one connection, and a connection is one worker's: more workers than such threads stay idle.
     """
 
     listen: str = "127.0.0.1:50051"
@@ -63,6 +65,7 @@ class ServerSettings:
     drain_s: float = 10.0
     keepalive_s: float = 10.0
     transport: Transport = Transport.HTTP2
+    workers: int = 1
 
     def __post_init__(self) -> None:
         try:
@@ -77,6 +80,10 @@ class ServerSettings:
             raise ValueError("max_message_bytes and keepalive_s must be above 0")
         if not (self.notice_s >= 0 and self.drain_s >= 0):
             raise ValueError("notice_s and drain_s must be at least 0")
+        if self.workers < 1:
+            raise ValueError("workers must be at least 1")
+        if self.workers > 1 and self.transport is not Transport.HTTP2:
+            raise ValueError('more than one of workers needs transport = "http2": grpcio takes no connections over')
 
 
 class Server:
@@ -85,7 +92,7 @@ class Server:
     stream_errors: ext_proc streams that broke off, by kind: a message of an unknown kind, or a fault of ours.
     """
 
-    def __init__(self, settings: ServerSettings, picker: Picker, endpoints: EndpointDiscovery) -> None:
+    def __init__(self, settings: ServerSettings, picker: Picker, endpoints: DiscoveryStreams) -> None:
         self._settings = settings
         self._endpoints = endpoints
         self.stream_errors = Counter({"unknown_message": 0, "fault": 0})
@@ -96,35 +103,42 @@ class Server:
     async def start(self) -> str:
         """Begin to serve; returns the address really bound. Raises RuntimeError where it cannot be, or TLS cannot."""
         settings = self._settings
-        if socket_path(settings.listen) and _is_served(socket_path(settings.listen)):
-            raise RuntimeError(f"{settings.listen}: another process listens there")
-        self._health.set(LIVENESS, True)
-        self.set_ready(False)
-        files = CertificateFiles(settings.tls_certificate, settings.tls_key, settings.tls_client_ca)
+        check_free(settings.listen)
+        match settings.transport:
+            case Transport.HTTP2:
+                listener = self.open()
+                try:
+                    return listener.listen(settings.listen)
+                except OSError as error:
+                    raise RuntimeError(f"cannot listen on {settings.listen}: {error.strerror or error}") from error
+            case Transport.GRPCIO:
+                return await self._start_grpcio()
+
+    def open(self) -> Listener:
+        """Serve what the listener is given, and listen nowhere. Raises RuntimeError where TLS cannot be."""
+        settings = self._settings
         try:
-            match settings.transport:
-                case Transport.HTTP2:
-                    return self._listen(files)
-                case Transport.GRPCIO:
-                    return await self._start_grpcio(files)
+            tls = certificates(settings).contexts() if settings.tls_certificate else None
         except ValueError as error:
             raise RuntimeError(f"server.{error}") from error
-
-    def _listen(self, files: CertificateFiles) -> str:
-        settings = self._settings
-        tls = files.contexts() if files.certificate else None
+        self._begin()
         listener = Listener(self._services, settings.max_message_bytes, settings.keepalive_s, tls)
-        try:
-            bound = listener.listen(settings.listen)
-        except OSError as error:
-            raise RuntimeError(f"cannot listen on {settings.listen}: {error.strerror or error}") from error
         self._transport = listener
-        return bound
+        return listener
 
-    async def _start_grpcio(self, files: CertificateFiles) -> str:
+    def _begin(self) -> None:
+        self._health.set(LIVENESS, True)
+        self.set_ready(False)
+
+    async def _start_grpcio(self) -> str:
         settings = self._settings
+        try:
+            credentials = certificates(settings).credentials() if settings.tls_certificate else None
+        except ValueError as error:
+            raise RuntimeError(f"server.{error}") from error
+        self._begin()
         transport = GrpcioTransport(self._services, settings.max_message_bytes, settings.keepalive_s)
-        port = await transport.start(settings.listen, files.credentials() if files.certificate else None)
+        port = await transport.start(settings.listen, credentials)
         self._transport = transport
         path = socket_path(settings.listen)
         return settings.listen if path else join_address(split_address(settings.listen)[0], port)
@@ -144,7 +158,18 @@ class Server:
             await self._transport.stop(self._settings.drain_s)
 
 
-def _is_served(path: str) -> bool:
-    """A socket that stands there is replaced: right for one that a crash left over, not for one in use."""
+def certificates(settings: ServerSettings) -> CertificateFiles:
+    return CertificateFiles(settings.tls_certificate, settings.tls_key, settings.tls_client_ca)
+
+
+def check_free(listen: str) -> None:
+    """A socket that stands there is replaced: right for one that a crash left over, not for one in use.
+
+    Raises RuntimeError where it is in use.
+    """
+    path = socket_path(listen)
+    if not path:
+        return
     with socket.socket(socket.AF_UNIX) as probe:
-        return probe.connect_ex(path) == 0
+        if probe.connect_ex(path) == 0:
+            raise RuntimeError(f"{listen}: another process listens there")

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import ctypes
-import gc
 import signal
 from dataclasses import fields, replace
 from time import monotonic
@@ -24,12 +22,14 @@ from extproc.envoy_config import max_unread_bytes
 from extproc.feeds.engine_metrics import EngineMetrics
 from extproc.feeds.health import ReplicaHealth
 from extproc.membership import Membership
+from extproc.memory import calm_collector, keep_memory
 from extproc.metrics import RouterMetrics
 from extproc.observers import Observers
 from extproc.otlp_metrics import OtlpMetrics
 from extproc.picker import EndpointPicker
 from extproc.server import Server
 from extproc.telemetry import DecisionSpans, make_provider, make_resource
+from extproc.workers.supervisor import Supervisor
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
@@ -40,37 +40,12 @@ if TYPE_CHECKING:
     from extproc.picker import DecisionObserver
 
 TICK_S: Final = 0.1
-MIB: Final = 1024 * 1024
-M_TRIM_THRESHOLD: Final = -1
-M_MMAP_THRESHOLD: Final = -3
-"""mallopt(3)."""
 FILE_POLL_S: Final = 0.5
 """A changed file is read once it has been at rest for so long: half of one may well be valid, too."""
 LIVE_SECTIONS: Final = frozenset({"membership", "features", "routing"})
 """What a reload changes under way; the others are addresses and connections, and need a restart."""
 
 log = structlog.get_logger(__name__)
-
-
-def calm_collector() -> None:
-    """Let the garbage collector look less often, and never at what the start has made.
-
-    A request leaves no cycles behind, so nearly all that it looks at is alive. CPython's default is every 700 objects.
-    """
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(5_000, 20, 20)
-
-
-def keep_memory() -> None:
-    """Let the C library keep what it has freed. By its defaults it gives a body's megabytes back to the kernel after each
-    request, and to touch them again costs more than to read them. Elsewhere than on glibc nothing changes."""
-    try:
-        mallopt = ctypes.CDLL(None).mallopt
-    except (OSError, AttributeError):
-        return
-    mallopt(M_MMAP_THRESHOLD, 32 * MIB)
-    mallopt(M_TRIM_THRESHOLD, 64 * MIB)
 
 
 class Service:
@@ -96,7 +71,8 @@ class Service:
         self._spans = DecisionSpans(self._provider, config.routing.policy) if self._provider else None
         observers: list[DecisionObserver] = [each for each in (self._spans, self._health) if each is not None]
         self._picker = EndpointPicker(self._router, config.features, max_unread_bytes=max_unread_bytes(config.envoy))
-        self._server = Server(config.server, self._picker, self._endpoints)
+        self._workers = Supervisor(config.server, self._picker, self._endpoints) if config.server.workers > 1 else None
+        self._server = self._workers or Server(config.server, self._picker, self._endpoints)
         self._admin: AdminServer | None = None
         self._history: History | None = None
         self._pushed: OtlpMetrics | None = None
@@ -176,6 +152,8 @@ class Service:
         self._config = replace(old, **{name: getattr(config, name) for name in LIVE_SECTIONS})
         self._membership.settings = config.membership
         self._picker.feature_settings = config.features
+        if self._workers is not None:
+            self._workers.set_features(config.features)
         if config.routing != old.routing:
             self._router.replace_settings(config.routing, monotonic())
         if self._spans is not None:

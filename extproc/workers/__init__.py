@@ -1,0 +1,28 @@
+"""Several worker processes behind one port, and one router.
+
+Theory of operation
+-------------------
+A request's cost is in reading it: gRPC, protobuf, JSON, hashing. Deciding is little, and wants all loads in one place.
+So workers read, each on a core of its own, and ask the parent, where there is one `Router` as without workers: each
+decision sees all requests before it, whichever worker they came by.
+
+    worker    connections from Envoy, ext_proc streams, features       asks; tells when an answer begins, a stream ends
+    parent    membership, load, health, decisions, leases, endpoint    decides; says whether the fleet is known; hands
+              discovery, metrics, spans, admin port                    over connections
+
+    link        messages over a Unix socket
+    words       what they say
+    remote      the worker's picker and endpoint discovery, which ask the parent
+    desk        the parent's answers to one worker
+    worker      the process that serves
+    supervisor  the parent's port and its workers: starts, feeds and replaces them
+
+An Envoy opens a connection for each of its threads and keeps it, and a kernel that spreads connections over listening
+processes may give them all to one. So the parent accepts, and hands each to the worker that has the fewest.
+
+A worker waits for its answer: a decision takes less time than a turn of its event loop. Where none comes in time it
+lets the request go unrouted, to Envoy's own fallback, and asks no more until the parent answers again.
+
+A worker that dies takes its connections with it. Its requests that were routed run on, its leases are released at
+once. Workers whose parent dies end.
+"""

@@ -1,0 +1,162 @@
+"""The worker's end: a picker and an endpoint discovery that ask the parent process."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from itertools import count
+from time import monotonic
+from typing import TYPE_CHECKING, Final
+
+from extproc.core.features import extract
+from extproc.workers import words
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
+    from extproc.core.decision import Decision
+    from extproc.core.features import FeatureSettings
+    from extproc.core.request import Request
+    from extproc.picker import ResponseStart
+    from extproc.workers.link import Link, Message
+
+ANSWER_LIMIT_S: Final = 1.0
+"""A worker stands still while it waits: half of what Envoy gives each message (`envoy.message_timeout_s`)."""
+
+
+class Parent:
+    """The process that decides, as a worker sees it.
+
+    heard: called with each message that is no answer, in order, on the running loop. lost: called once, at the end.
+    """
+
+    def __init__(
+        self,
+        link: Link,
+        heard: Callable[[Message], None],
+        lost: Callable[[], None],
+        answer_limit_s: float = ANSWER_LIMIT_S,
+    ) -> None:
+        self.link = link
+        self._heard = heard
+        self._lost = lost
+        self._answer_limit_s = answer_limit_s
+        self._awaited: int | None = None
+        self._answer: Message | None = None
+        self._inbox: deque[Message] = deque()
+        self._over = False
+        self._loop = asyncio.get_running_loop()
+        link.follow(self._take)
+
+    def ask(self, number: int, question: Message) -> Message | None:
+        """Blocks for the answer. None where none came in time, or one to an earlier question is still to come."""
+        if self._awaited is not None:
+            self._take()
+        if self._awaited is not None or self.link.ended:
+            return None
+        self._awaited = number
+        deadline_s = monotonic() + self._answer_limit_s
+        self.link.send(question)
+        while self._awaited is not None and not self.link.ended and self.link.wait(deadline_s - monotonic()):
+            self._take()
+        return self._answer if self._awaited is None else None
+
+    def _take(self) -> None:
+        """Sort what has come: the answer, or for the loop to tell, in its order."""
+        for message in self.link.take():
+            if message[0] != words.ANSWER:
+                self._inbox.append(message)
+            elif message[1] == self._awaited:
+                self._awaited, self._answer = None, message
+        if self._inbox or self.link.ended:
+            self._loop.call_soon(self._tell)
+
+    def _tell(self) -> None:
+        while self._inbox:
+            self._heard(self._inbox.popleft())
+        if self.link.ended and not self._over:
+            self._over = True
+            self.link.close()
+            self._lost()
+
+
+class RemotePicker:
+    """A Picker that reads requests here and has the parent decide. `feature_settings` may be replaced."""
+
+    def __init__(self, parent: Parent, feature_settings: FeatureSettings) -> None:
+        self.feature_settings = feature_settings
+        self._parent = parent
+        self._numbers = count(1)
+
+    def pick(self, request: Request, allowed_endpoints: frozenset[str] | None) -> RemotePick:
+        """Route one request, or let it go unrouted where the parent does not answer."""
+        began_s = monotonic()
+        features = extract(request, self.feature_settings)
+        number = next(self._numbers)
+        asked = words.question(number, request, features, allowed_endpoints, monotonic() - began_s)
+        answer = self._parent.ask(number, asked)
+        if answer is not None:
+            return RemotePick(self._parent, number, words.read_answer(answer))
+        # The question may be in the parent's hands, and the lease will be taken then.
+        pick = RemotePick(self._parent, number, words.unanswered())
+        pick.finish()
+        return pick
+
+
+class RemotePick:
+    """A RoutedRequest whose lease the parent holds."""
+
+    __slots__ = ("_finished", "_number", "_parent", "decision")
+
+    def __init__(self, parent: Parent, number: int, decision: Decision) -> None:
+        self.decision = decision
+        self._parent = parent
+        self._number = number
+        self._finished = False
+
+    def response_started(self, start: ResponseStart) -> None:
+        if not self._finished:
+            self._parent.link.post(words.started(self._number, start))
+
+    def finish(self) -> None:
+        if not self._finished:
+            self._finished = True
+            self._parent.link.post((words.FINISHED, self._number))
+
+
+class RemoteDiscovery:
+    """Endpoint discovery streams that are the parent's; here their bytes pass through."""
+
+    def __init__(self, parent: Parent) -> None:
+        self._parent = parent
+        self._numbers = count(1)
+        self._responses: dict[int, asyncio.Queue[bytes | None]] = {}
+
+    async def serve(self, requests: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        """See EndpointDiscovery.serve."""
+        number = next(self._numbers)
+        responses = self._responses[number] = asyncio.Queue()
+        reader = asyncio.create_task(self._forward(number, requests))
+        try:
+            while (response := await responses.get()) is not None:
+                yield response
+        finally:
+            reader.cancel()
+            del self._responses[number]
+            self._parent.link.post((words.DISCOVERY_ENDED, number))
+
+    async def _forward(self, number: int, requests: AsyncIterator[bytes]) -> None:
+        async for request in requests:
+            self._parent.link.post((words.DISCOVERY, number, request))
+        self.respond(number, None)
+
+    def respond(self, number: int, response: bytes | None) -> None:
+        """The parent said this for one of the streams; None: its end."""
+        responses = self._responses.get(number)
+        if responses is not None:
+            responses.put_nowait(response)
+
+    async def close(self) -> None:
+        """End all streams."""
+        for number in self._responses:
+            self.respond(number, None)

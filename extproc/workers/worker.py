@@ -1,0 +1,87 @@
+"""A worker: the gRPC port's services on connections that the parent hands over."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from extproc.server import Server
+from extproc.workers import words
+from extproc.workers.link import Link
+from extproc.workers.remote import Parent, RemoteDiscovery, RemotePicker
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Coroutine
+
+    from extproc.workers.link import Message
+
+NOT_OURS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""Terminals and process managers may send them to all processes of a service; the parent says what they mean."""
+
+log = logging.getLogger(__name__)
+
+
+class Worker:
+    """Serves until its parent has it leave, or is gone. Make it inside a running event loop."""
+
+    def __init__(self, end: socket.socket) -> None:
+        self._link = Link(end)
+        self._ended = asyncio.Event()
+        self._parent = Parent(self._link, self._hear, self._ended.set)
+        self._discovery = RemoteDiscovery(self._parent)
+        self._taken = 0
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def run(self) -> None:
+        for number in NOT_OURS:
+            signal.signal(number, signal.SIG_IGN)
+        await self._ended.wait()
+        self._link.close()
+
+    def _hear(self, message: Message) -> None:
+        match message[0]:
+            case words.START:
+                self._start(message)
+            case words.ENDPOINTS:
+                self._discovery.respond(message[1], message[2])
+            case words.CONNECTION:
+                self._taken += 1
+                self._begin(self._listener.serve(self._link.socket()))
+            case words.READY:
+                self._server.set_ready(message[1])
+            case words.FEATURES:
+                self._picker.feature_settings = words.read_features(message)
+            case words.PING:
+                self._tell_alive()
+            case words.LEAVE:
+                self._begin(self._leave())
+
+    def _start(self, message: Message) -> None:
+        settings, features = words.read_start(message)
+        self._picker = RemotePicker(self._parent, features)
+        # The parent has given notice before it has anyone leave.
+        self._server = Server(replace(settings, notice_s=0.0), self._picker, self._discovery)
+        try:
+            self._listener = self._server.open()
+        except RuntimeError as error:
+            log.error("%s", error)
+            self._ended.set()
+            return
+        self._tell_alive()
+
+    def _tell_alive(self) -> None:
+        state = words.Alive(self._taken, len(self._listener.peers), dict(self._server.stream_errors))
+        self._link.post(words.alive(state))
+
+    async def _leave(self) -> None:
+        await self._server.stop()
+        self._ended.set()
+
+    def _begin(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)

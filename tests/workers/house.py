@@ -1,0 +1,124 @@
+"""The parent's side in a thread of its own, and workers' pickers in the test's."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from extproc.core.features import FeatureSettings
+from extproc.core.router import Router
+from extproc.eds import EndpointDiscovery
+from extproc.picker import EndpointPicker
+from extproc.workers.desk import Desk
+from extproc.workers.link import Link
+from extproc.workers.remote import Parent, RemoteDiscovery, RemotePicker
+from extproc.workers.words import ENDPOINTS
+from tests.support.watch import Watch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Iterable
+
+    from extproc.core.replica import Replica
+    from extproc.core.settings import RouterSettings
+    from extproc.workers.link import Message
+
+T = TypeVar("T")
+
+
+@dataclass
+class Worker:
+    """One worker as far as the link goes. lost: how often it was told that its parent is gone."""
+
+    end: socket.socket
+    answer_limit_s: float
+    lost: int = 0
+
+    def __post_init__(self) -> None:
+        self.parent = Parent(Link(self.end), self._heard, self._lost, self.answer_limit_s)
+        self.picker = RemotePicker(self.parent, FeatureSettings())
+        self.discovery = RemoteDiscovery(self.parent)
+
+    def _heard(self, message: Message) -> None:
+        assert message[0] == ENDPOINTS
+        self.discovery.respond(message[1], message[2])
+
+    def _lost(self) -> None:
+        self.lost += 1
+
+
+@dataclass
+class House:
+    """A router, desks for its workers, and a clock that the test moves."""
+
+    settings: RouterSettings | None = None
+    now_s: float = 1000.0
+    watch: Watch = field(default_factory=Watch)
+
+    def __post_init__(self) -> None:
+        self.router = Router(self.settings)
+        self.picker = EndpointPicker(self.router, FeatureSettings(), self.watch, clock=lambda: self.now_s)
+        self.endpoints = EndpointDiscovery()
+        self.loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self.loop.run_forever)
+        self._thread.start()
+        self._workers: list[Worker] = []
+        self._links: list[Link] = []
+        self.desks: list[Desk] = []
+
+    def call(self, work: Callable[[], T]) -> T:
+        """Do it where the router lives."""
+
+        async def do() -> T:
+            return work()
+
+        return self.run(do())
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(work, self.loop).result(10)
+
+    def join(self, replicas: Iterable[Replica]) -> None:
+        self.call(lambda: self.router.set_members(replicas, self.now_s))
+
+    def worker(self, answer_limit_s: float = 10.0) -> Worker:
+        """One more, in the test's own loop."""
+        near, far = socket.socketpair()
+        self.call(lambda: self._receive(near))
+        worker = Worker(far, answer_limit_s)
+        self._workers.append(worker)
+        return worker
+
+    def _receive(self, end: socket.socket) -> None:
+        link = Link(end)
+        desk = Desk(link, self.picker, self.endpoints)
+        self.desks.append(desk)
+        self._links.append(link)
+
+        def readable() -> None:
+            for message in link.take():
+                assert desk.hear(message)
+            if link.ended:
+                desk.close()
+                link.close()
+
+        link.follow(readable)
+
+    def close_links(self) -> None:
+        """As the parent's death does."""
+
+        def leave() -> None:
+            for desk, link in zip(self.desks, self._links, strict=True):
+                desk.close()
+                link.close()
+
+        self.call(leave)
+
+    def close(self) -> None:
+        for worker in self._workers:
+            worker.parent.link.close()
+        self.close_links()
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join()
+        self.loop.close()

@@ -1,0 +1,332 @@
+"""Workers ask, the parent decides: the same as without workers, and without the parent the data plane does."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import socket
+import threading
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+from envoy.service.discovery.v3.discovery_pb2 import DiscoveryRequest, DiscoveryResponse
+
+from demo.wait import until
+from extproc.core.features import FeatureSettings
+from extproc.core.replica import Replica
+from extproc.core.request import Request
+from extproc.core.router import Router, RouterSettings
+from extproc.picker import EndpointPicker, ResponseStart
+from extproc.workers import words
+from extproc.workers.link import Link
+from extproc.workers.remote import Parent
+from tests.support.watch import Watch
+from tests.workers.house import House, Worker
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+
+    from extproc.picker import RoutedRequest
+
+FLEET = [Replica(f"replica-{number}", f"10.0.0.{number}:8000") for number in range(1, 7)]
+CHAT = "/v1/chat/completions"
+
+
+def chat(user: int, turns: int, session: bool = True) -> Request:
+    """A conversation under one of three shared system prompts."""
+    messages = [{"role": "system", "content": f"You are assistant {user % 3}. " * 200}]
+    for turn in range(turns):
+        messages += [{"role": "user", "content": f"{user} asks {turn}. " * 40}, {"role": "assistant", "content": "So."}]
+    body = json.dumps({"model": "m", "stream": True, "messages": messages}).encode()
+    return Request("POST", CHAT, {"x-session-id": f"user-{user}"} if session else {}, body)
+
+
+def started(tokens: int) -> ResponseStart:
+    return ResponseStart(200, True, tokens, tokens // 2, 0, None)
+
+
+async def in_flight(house: House, router: Router) -> None:
+    """Wait until the parent has heard all that workers told it, so that it is where the other router is."""
+
+    async def same() -> bool:
+        return house.call(lambda: house.router.open_leases) == router.open_leases
+
+    await until(same, "the same leases are open")
+    for replica in FLEET:
+        assert house.router.in_flight(replica.id) == router.in_flight(replica.id)
+
+
+@pytest.mark.parametrize("settings", [RouterSettings(), RouterSettings(saturation_in_flight=8, shed=True)])
+async def test_two_workers_decide_like_one_process(settings: RouterSettings) -> None:
+    """Same endpoints, same requests in flight after each step, with leases that are held and released in between."""
+    dice, now_s = random.Random(7), 1000.0
+    router = Router(settings)
+    alone = EndpointPicker(router, FeatureSettings(), clock=lambda: now_s)
+    house = House(settings)
+    try:
+        house.join(FLEET)
+        router.set_members(FLEET, now_s)
+        workers = [house.worker(), house.worker()]
+        held: list[tuple[RoutedRequest, RoutedRequest]] = []
+        reasons = set()
+        for step in range(500):
+            now_s = house.now_s = now_s + dice.expovariate(20.0)
+            what = dice.random()
+            if what < 0.55 or not held:
+                request = chat(dice.randrange(40), dice.randrange(1, 6), session=dice.random() < 0.7)
+                allowed = frozenset({"10.0.0.2:8000", "10.0.0.3:8000"}) if dice.random() < 0.1 else None
+                one, two = alone.pick(request, allowed), dice.choice(workers).picker.pick(request, allowed)
+                seen = (two.decision.reason, two.decision.endpoint, two.decision.retry_after_s)
+                assert seen == (one.decision.reason, one.decision.endpoint, one.decision.retry_after_s), step
+                assert two.decision.membership_version == one.decision.membership_version
+                reasons.add(one.decision.reason)
+                held.append((one, two))
+            elif what < 0.75:
+                for pick in dice.choice(held):
+                    pick.response_started(started(1000 + step))
+            else:
+                for pick in held.pop(dice.randrange(len(held))):
+                    pick.finish()
+                    pick.finish()
+            await asyncio.sleep(0)  # what was posted leaves
+            await in_flight(house, router)
+        assert len(reasons) >= 3, reasons
+        assert house.router.bytes_per_token == router.bytes_per_token
+    finally:
+        house.close()
+
+
+async def test_observers_see_what_they_see_of_one_process(house: House) -> None:
+    alone = Watch()
+    router = Router()
+    router.set_members(FLEET, house.now_s)
+    house.join(FLEET)
+    request = chat(1, 3)
+    trace = {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", "tracestate": "a=b"}
+    request = Request(request.method, request.path, {**request.headers, **trace}, request.body)
+    for picker in (EndpointPicker(router, observer=alone, clock=lambda: house.now_s), house.worker().picker):
+        pick = picker.pick(request, None)
+        pick.response_started(ResponseStart(503, False, None, 7, None, "10.0.0.9:8000"))
+        pick.finish()
+    await asyncio.sleep(0)
+
+    async def finished() -> bool:
+        return house.watch.finished_count == 1
+
+    await until(finished, "it has ended")
+    ours, theirs = house.watch, alone
+    assert ours.starts == theirs.starts
+    (mine,), (other,) = ours.requests, theirs.requests
+    assert (mine.method, mine.path) == (other.method, other.path)
+    assert mine.headers == trace, "no other header leaves the worker"
+    assert mine.body == b"", "nor does a prompt"
+    (decision,), (single,) = ours.decisions, theirs.decisions
+    assert (decision.candidates, decision.matched_bytes, decision.prompt_tokens) == (
+        single.candidates,
+        single.matched_bytes,
+        single.prompt_tokens,
+    )
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        Request("GET", "/health", {}),
+        Request("POST", CHAT, {}, b"no JSON"),
+        Request("POST", CHAT, {}, b'{"model": "\\ud800", "messages": [{"role": "user", "content": "a"}]}'),
+        Request("POST", "/v1/completions", {}, b'{"prompt": "' + b"x" * 5000, True, 9000),
+        Request("POST", CHAT + "?" + "q" * 100_000, {"session_id": "s"}, b"{}"),
+    ],
+    ids=["get", "unreadable", "surrogate", "cut", "long path"],
+)
+async def test_odd_requests_pass_the_link(house: House, request_: Request) -> None:
+    router = Router()
+    router.set_members(FLEET, house.now_s)
+    house.join(FLEET)
+    one = EndpointPicker(router, clock=lambda: house.now_s).pick(request_, None).decision
+    two = house.worker().picker.pick(request_, None).decision
+    assert (two.reason, two.endpoint) == (one.reason, one.endpoint)
+
+
+async def test_a_worker_that_dies_leaves_no_lease(house: House) -> None:
+    house.join(FLEET)
+    dying, living = house.worker(), house.worker()
+    for number in range(20):
+        dying.picker.pick(chat(number, 1), None)
+    kept = living.picker.pick(chat(99, 1), None)
+    assert house.router.open_leases == 21
+    dying.parent.link.close()
+
+    async def released() -> bool:
+        return house.router.open_leases == 1
+
+    await until(released, "the dead worker's leases are released")
+    assert house.watch.finished_count == 20
+    kept.finish()
+    await asyncio.sleep(0)
+    await in_flight(house, Router())
+
+
+async def test_a_parent_that_dies_is_noticed(house: House) -> None:
+    house.join(FLEET)
+    worker = house.worker()
+    assert worker.picker.pick(chat(1, 1), None).decision.endpoint is not None
+    house.close_links()
+
+    async def lost() -> bool:
+        return worker.lost == 1
+
+    pick = worker.picker.pick(chat(1, 2), None)
+    assert (pick.decision.endpoint, pick.decision.membership_version) == (None, 0)
+    await until(lost, "the worker knows")
+    pick.finish()
+    assert worker.picker.pick(chat(1, 2), None).decision.endpoint is None
+    await asyncio.sleep(0)
+    assert worker.lost == 1
+
+
+class Silence:
+    """A parent that stands still between `begin` and `end`."""
+
+    def __init__(self, house: House) -> None:
+        self._house = house
+        self._over = threading.Event()
+
+    def begin(self) -> None:
+        standing = threading.Event()
+
+        def stand_still() -> None:
+            standing.set()
+            self._over.wait(30)
+
+        self._house.loop.call_soon_threadsafe(stand_still)
+        assert standing.wait(10)
+
+    def end(self) -> None:
+        self._over.set()
+
+
+@pytest.fixture
+def silence(house: House) -> Iterator[Silence]:
+    silence = Silence(house)
+    yield silence
+    silence.end()
+
+
+async def test_a_parent_that_stands_still_is_waited_for_once(house: House, silence: Silence) -> None:
+    """Then requests go unrouted at once, until it answers again; and none of them leaves a lease."""
+    house.join(FLEET)
+    worker = house.worker(answer_limit_s=0.2)
+    open_ = worker.picker.pick(chat(0, 1), None)
+    silence.begin()
+    began_s = time.monotonic()
+    assert worker.picker.pick(chat(1, 1), None).decision.membership_version == 0
+    waited_s = time.monotonic() - began_s
+    assert 0.2 <= waited_s < 2.0
+    for number in range(50):
+        assert worker.picker.pick(chat(number, 1), None).decision.endpoint is None
+    assert time.monotonic() - began_s - waited_s < 1.0, "50 more did not wait"
+    open_.finish()
+    silence.end()
+
+    async def routed() -> bool:
+        pick = worker.picker.pick(chat(1, 1), None)
+        pick.finish()
+        return pick.decision.endpoint is not None
+
+    await until(routed, "it is asked again")
+    await in_flight(house, Router())
+
+
+async def test_a_decision_that_fails_costs_its_request_the_route_only(
+    house: House, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    house.join(FLEET)
+    worker = house.worker()
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("a fault")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(house.router, "decide", fail)
+        assert worker.picker.pick(chat(1, 1), None).decision.membership_version == 0
+    assert "a fault" in caplog.text
+    assert worker.picker.pick(chat(1, 1), None).decision.endpoint is not None
+
+
+async def test_what_comes_while_a_worker_waits_is_heard_afterwards_and_in_order() -> None:
+    near, far = socket.socketpair()
+    house_end, heard = Link(near), []
+    parent = Parent(Link(far), heard.append, lambda: None, 10.0)
+    house_end.send((words.READY, True))
+    house_end.send((words.ANSWER, 1, "cold", "10.0.0.1:8000", 3, None))
+    house_end.send((words.READY, False))
+    answer = parent.ask(1, (words.QUESTION, 1))
+    assert answer is not None
+    assert answer[3] == "10.0.0.1:8000"
+    assert heard == [], "not within the question"
+    house_end.send((words.PING,))
+
+    async def all_heard() -> bool:
+        return len(heard) == 3
+
+    await until(all_heard, "the rest")
+    assert heard == [(words.READY, True), (words.READY, False), (words.PING,)]
+    house_end.close()
+    parent.link.close()
+
+
+def test_feature_settings_pass_whole() -> None:
+    settings = FeatureSettings(session_headers=("X_Mine",), mask=("uuid",), mask_patterns=(r"nonce=\d+",), secret="s")
+    received = words.read_features(words.features(settings))
+    assert received == settings
+    assert received.masking is not None
+    request = Request("POST", CHAT, {}, b'{"messages": [{"role": "user", "content": "nonce=17 hello"}]}')
+    other = Request("POST", CHAT, {}, b'{"messages": [{"role": "user", "content": "nonce=18 hello"}]}')
+    picker = EndpointPicker(Router(), received)
+    assert picker.pick(request, None).decision.reason == picker.pick(other, None).decision.reason
+
+
+async def envoy(*messages: bytes) -> AsyncIterator[bytes]:
+    """One Envoy's discovery stream, open until cancelled."""
+    for message in messages:
+        yield message
+    await asyncio.Event().wait()
+
+
+async def subscribers(house: House, count: int) -> None:
+    async def reached() -> bool:
+        return len(house.endpoints.subscribers) == count
+
+    await until(reached, f"{count} Envoys follow")
+
+
+async def test_discovery_streams_are_the_parents(house: House) -> None:
+    worker: Worker = house.worker()
+    said = DiscoveryRequest(resource_names=["fleet"])
+    said.node.id = "envoy-1"
+    first = worker.discovery.serve(envoy(said.SerializeToString()))
+    second = worker.discovery.serve(envoy(said.SerializeToString()))
+    assert house.run(house.endpoints.publish(FLEET)) == 1
+    responses = [DiscoveryResponse.FromString(await anext(stream)) for stream in (first, second)]
+    assert [each.version_info for each in responses] == ["1", "1"]
+    await subscribers(house, 2)
+    await first.aclose()
+    await subscribers(house, 1)
+    house.run(house.endpoints.close())
+    with pytest.raises(StopAsyncIteration):
+        await anext(second)
+
+
+async def test_a_dead_workers_envoys_are_not_waited_for(house: House) -> None:
+    worker = house.worker()
+    stream = worker.discovery.serve(envoy(DiscoveryRequest(resource_names=["fleet"]).SerializeToString()))
+    version = house.run(house.endpoints.publish(FLEET))
+    await anext(stream)
+    await subscribers(house, 1)
+    worker.parent.link.close()
+    assert house.run(house.endpoints.acknowledged(version, timeout_s=5))
+    await subscribers(house, 0)
+    await stream.aclose()

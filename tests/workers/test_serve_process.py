@@ -1,0 +1,207 @@
+"""The real `extproc serve --workers 2`: its connections, its leases, its reloads, its deaths."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+from contextlib import AsyncExitStack
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+import pytest
+
+from demo.process import Process
+from demo.wait import wait_until
+from extproc.workers.supervisor import FIRST_PAUSE_S
+from tests.component.serving import SERVE
+from tests.workers.serving import ServingByWorkers, is_alive
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.workers.serving import Client, OpenRequest
+
+ENDPOINTS = ("10.0.0.1:8000", "10.0.0.2:8000", "10.0.0.3:8000")
+STEADY = {"routing": {"prefill_tokens_per_s": 0.001, "slow_start_s": 0.0, "reuse_weight": 0.0}}
+"""So that time alone changes nothing."""
+
+
+@pytest.fixture
+def serving(tmp_path: Path) -> Iterator[ServingByWorkers]:
+    with ServingByWorkers(tmp_path, STEADY) as serving:
+        serving.fleet(*ENDPOINTS)
+        serving.wait_for("ready")
+        serving.wait_for("worker serving", 2)
+        serving.wait_ready(serving.is_ready, "a worker says so")
+        yield serving
+
+
+def turn(user: int, number: int) -> bytes:
+    said = [{"role": "user", "content": f"{user} asks {each}. " * 50} for each in range(number + 1)]
+    return json.dumps({"model": "m", "messages": said}).encode()
+
+
+async def routes(serving: ServingByWorkers, clients: list[Client]) -> list[tuple[str | None, object]]:
+    """A sequence of requests, by these connections in turn, whose streams end now and then; what came of each."""
+    open_: list[OpenRequest] = []
+    seen: list[tuple[str | None, object]] = []
+    held: dict[str, int] = dict.fromkeys(ENDPOINTS, 0)
+    for step in range(300):
+        client = clients[step % len(clients)]
+        request = await client.open(turn(step * 7 % 23, step // 100), **{"x-session-id": f"user-{step * 7 % 23}"})
+        open_.append(request)
+        assert request.endpoint is not None
+        held[request.endpoint] += 1
+        if step % 3 == 2:
+            for _ in range(2):
+                ended = open_.pop(step * 5 % len(open_))
+                assert ended.endpoint is not None
+                held[ended.endpoint] -= 1
+                await ended.end()
+        await asyncio.to_thread(serving.wait_in_flight, {each: count for each, count in held.items() if count})
+        seen.append((request.endpoint, dict(held)))
+    for each in open_:
+        await each.end()
+    return seen
+
+
+async def test_two_workers_route_like_one_process(serving: ServingByWorkers, tmp_path: Path) -> None:
+    """The same endpoints, and the same requests in flight after each step."""
+    directory = tmp_path / "alone"
+    directory.mkdir()
+    async with AsyncExitStack() as stack:
+        clients = [await stack.enter_async_context(serving.client()) for _ in range(2)]
+        by_workers = await routes(serving, clients)
+        workers_cpu = [cpu_ticks(pid) for pid in serving.workers()]
+        await asyncio.to_thread(serving.wait_in_flight, {})
+    with ServingByWorkers(directory, STEADY, workers=1) as alone:
+        alone.fleet(*ENDPOINTS)
+        alone.wait_for("ready")
+        assert not alone.workers()
+        async with alone.client() as client:
+            assert await routes(alone, [client]) == by_workers
+    assert len({endpoint for endpoint, _ in by_workers}) == 3
+    assert min(workers_cpu) > 0.3 * max(workers_cpu), "both have worked"
+
+
+def cpu_ticks(pid: int) -> int:
+    with open(f"/proc/{pid}/stat", encoding="ascii") as stat:
+        fields = stat.read().rpartition(")")[2].split()
+    return int(fields[11]) + int(fields[12])
+
+
+async def test_a_worker_that_is_killed_leaves_no_lease_and_is_replaced(serving: ServingByWorkers) -> None:
+    async with serving.client() as one, serving.client() as other:
+        held = [await client.open() for client in (one, other) for _ in range(5)]
+        assert sum(serving.in_flight().values()) == 10
+        victim = serving.workers().pop()
+        os.kill(victim, signal.SIGKILL)
+        ended = await asyncio.to_thread(serving.wait_for, "worker ended")
+        assert (ended["pid"], ended["status"], ended["leases"]) == (victim, -9, 5)
+        assert sum(serving.in_flight().values()) == 5
+        await asyncio.to_thread(wait_until, lambda: len(serving.workers() - {victim}) == 2, "there is another one")
+        for client in (one, other):  # one of them has to connect again
+            assert (await client.open()).endpoint in ENDPOINTS
+        assert len(held) == 10
+    await asyncio.to_thread(serving.wait_in_flight, {})
+
+
+def test_one_that_is_frozen_is_replaced(serving: ServingByWorkers) -> None:
+    frozen = serving.workers().pop()
+    os.kill(frozen, signal.SIGSTOP)
+    serving.wait_for("worker does not answer")
+    assert serving.wait_for("worker ended")["pid"] == frozen
+    wait_until(lambda: len(serving.workers() - {frozen}) == 2, "there is another one")
+
+
+def test_those_that_die_at_once_are_started_ever_more_seldom(serving: ServingByWorkers) -> None:
+    for times in (2, 4, 6):
+        serving.wait_for("worker serving", times)
+        for pid in serving.workers():
+            os.kill(pid, signal.SIGKILL)
+        serving.wait_for("worker ended", times)
+    serving.wait_for("worker serving", 8)
+    first, *_, last = (datetime.fromisoformat(each["timestamp"]) for each in serving.events("worker ended"))
+    assert (last - first).total_seconds() > FIRST_PAUSE_S + 2 * FIRST_PAUSE_S
+
+
+async def went(client: Client, header: str) -> str | None:
+    """Where a request of a session goes, if this header names one."""
+    request = await client.open(**{header: "a"})
+    await request.end()
+    return request.endpoint
+
+
+async def test_a_reload_reaches_the_workers(serving: ServingByWorkers) -> None:
+    serving.sections["features"] = {"session_headers": ["x-mine"]}
+    serving.sections["server"]["workers"] = 2
+    serving.write()
+    serving.send(signal.SIGHUP)
+    reloaded = await asyncio.to_thread(serving.wait_for, "configuration reloaded")
+    assert (reloaded["changed"], reloaded["after_restart"]) == (["features"], [])
+    async with serving.client() as one, serving.client() as other:
+        assert len({await went(client, "x-mine") for client in (one, other, one, other)}) == 1
+        assert len({await went(client, "x-session-id") for client in (one, other) * 5}) > 1, "it names none any more"
+
+
+async def test_what_breaks_a_stream_is_counted_by_the_parent(serving: ServingByWorkers) -> None:
+    async with serving.client() as one, serving.client() as other:
+        for client in (one, other):
+            await client.say_nonsense()
+    expected = 'extproc_stream_errors_total{kind="unknown_message"} 2.0'
+    await asyncio.to_thread(wait_until, lambda: expected in serving.page("/metrics"), "both are counted")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_it_ends_when_its_streams_have(serving: ServingByWorkers, number: signal.Signals) -> None:
+    workers = serving.workers()
+    async with serving.client() as client:
+        held = await client.open()
+        for pid in (*workers, serving.pid):  # as a terminal or a process manager does
+            os.kill(pid, number)
+        await asyncio.to_thread(serving.wait_for, "leaving")
+        assert not serving.has_ended
+        await held.end()
+        assert await asyncio.to_thread(serving.wait) == 0
+    assert not any(is_alive(pid) for pid in workers)
+    assert "Traceback" not in serving.log()
+    assert not serving.events("worker ended")
+
+
+async def test_streams_that_do_not_end_are_cut(serving: ServingByWorkers) -> None:
+    async with serving.client() as client:
+        await client.open()
+        serving.send(signal.SIGTERM)
+        assert await asyncio.to_thread(serving.wait) == 0
+
+
+def test_workers_end_with_their_parent(serving: ServingByWorkers) -> None:
+    workers = serving.workers()
+    serving.kill()
+    wait_until(lambda: not any(is_alive(pid) for pid in workers), "the workers are gone")
+
+
+def test_a_port_in_use_is_said_so(serving: ServingByWorkers, tmp_path: Path) -> None:
+    argv = [*SERVE, "--config", serving.file, "--workers", "3"]
+    second = Process(argv, tmp_path / "second.log", {"EXTPROC_ADMIN__LISTEN": ""})
+    assert second.wait(20) == 1
+    assert f"127.0.0.1:{serving.port}" in second.log()
+    assert "Traceback" not in second.log()
+
+
+@pytest.mark.parametrize(
+    ("workers", "env", "error"),
+    [
+        ("0", {}, "EXTPROC_SERVER__WORKERS: server: workers must be at least 1"),
+        ("many", {}, "EXTPROC_SERVER__WORKERS: server.workers: Input should be a valid integer"),
+        ("2", {"EXTPROC_SERVER__TRANSPORT": "grpcio"}, 'more than one of workers needs transport = "http2"'),
+    ],
+)
+def test_workers_that_cannot_be_are_said_so(tmp_path: Path, workers: str, env: dict[str, str], error: str) -> None:
+    process = Process([*SERVE, "--workers", workers], tmp_path / "log", env)
+    assert process.wait(20) == 2
+    assert error in process.log()
+    assert "Traceback" not in process.log()
