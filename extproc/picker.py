@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from extproc.core.decision import Decision
 from extproc.core.features import FeatureSettings, extract
-from extproc.core.known import KnownSessions
+from extproc.core.known import KnownSessions, key_by_headers
 from extproc.core.router import Router
 
 if TYPE_CHECKING:
@@ -107,32 +107,54 @@ class EndpointPicker:
         """Route one request; the pick holds its lease until `Pick.finish`."""
         began_s = self.clock()
         features = extract(request, self.feature_settings)
-        if self.max_unread_bytes and len(request.body) >= self.feature_settings.unread_from_bytes:
-            self.known.note(features, len(request.body), self.feature_settings)
-        return self.route(request, features, allowed_endpoints, self.clock() - began_s)
+        return self.route(request, features, len(request.body), allowed_endpoints, self.clock() - began_s)
 
     def pick_by_headers(self, request: Request, allowed_endpoints: frozenset[str] | None) -> Pick | None:
         """Route one whose body has not been seen, if it is a long one of a known session."""
-        settings, length_bytes = self.feature_settings, request.content_length_bytes or 0
-        if not 0 < settings.unread_from_bytes <= length_bytes <= self.max_unread_bytes:
-            return None
-        if self.router.needs_model(request.path):
-            return None
         began_s = self.clock()
-        features = self.known.recall(request, settings)
-        if features is None:
+        key = known_key(request, self.feature_settings, self.max_unread_bytes)
+        if key is None:
             return None
-        return self.route(request, features, allowed_endpoints, self.clock() - began_s)
+        return self.route_known(request, key, allowed_endpoints, self.clock() - began_s)
 
     def route(
+        self,
+        request: Request,
+        features: Features,
+        body_bytes: int,
+        allowed_endpoints: frozenset[str] | None,
+        reading_s: float,
+    ) -> Pick:
+        """The same for a request that has been read: so much of its body, in so much time."""
+        if self.max_unread_bytes and body_bytes >= self.feature_settings.unread_from_bytes:
+            self.known.note(features, body_bytes, self.feature_settings)
+        return self._route(request, features, allowed_endpoints, reading_s)
+
+    def route_known(
+        self, request: Request, key: bytes, allowed_endpoints: frozenset[str] | None, reading_s: float
+    ) -> Pick | None:
+        """The same by a key that the headers tell, which took `reading_s`."""
+        if self.router.needs_model(request.path):
+            return None
+        body_bytes = request.content_length_bytes or 0
+        features = self.known.recall(key, request.path, body_bytes, self.feature_settings)
+        return self._route(request, features, allowed_endpoints, reading_s) if features is not None else None
+
+    def _route(
         self, request: Request, features: Features, allowed_endpoints: frozenset[str] | None, reading_s: float
     ) -> Pick:
-        """The same for a request that has been read. `reading_s`: what its features took."""
         began_s = self.clock()
         decision = self.router.decide(features, began_s, allowed_endpoints)
         decided_s = self.clock()
         self.observer.decided(request, features, decision, reading_s + decided_s - began_s)
         return Pick(self, decision, decided_s)
+
+
+def known_key(request: Request, settings: FeatureSettings, max_unread_bytes: int) -> bytes | None:
+    """Of a request whose body is long enough to be left unread, the key that its headers tell."""
+    if not 0 < settings.unread_from_bytes <= (request.content_length_bytes or 0) <= max_unread_bytes:
+        return None
+    return key_by_headers(request, settings)
 
 
 @dataclass(slots=True)

@@ -27,6 +27,15 @@ READ_EVERY: Final = 32
 """Reading 1 MB takes some 15 times as long as a decision by headers (docs/performance.md), so this adds half of one."""
 
 
+def key_by_headers(request: Request, settings: FeatureSettings) -> bytes | None:
+    """The conversation's key where its headers alone tell it: 16 bytes, the same as `Features` has."""
+    if request.method.upper() != "POST":
+        return None
+    headers = canonical_headers(request.headers)
+    session = find_session(headers, {}, settings)
+    return session_key(session, tenant_of(headers, settings), settings) if session is not None else None
+
+
 class KnownSession:
     """One conversation.
 
@@ -70,29 +79,21 @@ class KnownSessions:
         if len(self._sessions) > settings.known_sessions:
             self._sessions.popitem(last=False)
 
-    def recall(self, request: Request, settings: FeatureSettings) -> Features | None:
+    def recall(self, key: bytes, path: str, body_bytes: int, settings: FeatureSettings) -> Features | None:
         """The features of a request by its headers alone, or None where its body has to be read.
 
-        Its content length must be known. Counts as a turn, so ask once for each request.
+        key: see `key_by_headers`. body_bytes: its content length. Counts as a turn, so ask once for each request.
         """
         self._follow(settings)
-        length_bytes = request.content_length_bytes
-        if length_bytes is None or request.method.upper() != "POST":
-            return None
-        headers = canonical_headers(request.headers)
-        session = find_session(headers, {}, settings)
-        if session is None:
-            return None
-        key = session_key(session, tenant_of(headers, settings), settings)
         known = self._sessions.get(key)
-        if known is None or not known.steady or known.features.path != request.path:
+        if known is None or not known.steady or known.features.path != path:
             return None
         # What is text in the body and what is JSON around it keep their proportion, whatever is escaped.
-        prompt_bytes = known.features.prompt_bytes * length_bytes // known.body_bytes
-        if length_bytes < known.last_bytes or prompt_bytes >= known.rung_bytes or known.unread + 1 >= READ_EVERY:
+        prompt_bytes = known.features.prompt_bytes * body_bytes // known.body_bytes
+        if body_bytes < known.last_bytes or prompt_bytes >= known.rung_bytes or known.unread + 1 >= READ_EVERY:
             return None
         known.unread += 1
-        known.last_bytes = length_bytes
+        known.last_bytes = body_bytes
         self._sessions.move_to_end(key)
         return replace(known.features, prompt_bytes=prompt_bytes, truncated=True, by_headers=True)
 

@@ -37,7 +37,7 @@ class Desk:
     def hear(self, message: Message) -> bool:
         """False: it is none for the desk."""
         kind = message[0]
-        if kind == words.QUESTION:
+        if kind in {words.QUESTION, words.BY_HEADERS}:
             self._answer(message)
         elif kind == words.STARTED:
             if (pick := self._picks.get(message[1])) is not None:
@@ -66,15 +66,23 @@ class Desk:
         self._requests.clear()
 
     def _answer(self, message: Message) -> None:
-        asked = words.read_question(message)
+        number = message[1]
         try:
-            pick = self._picker.route(asked.request, asked.features, asked.allowed_endpoints, asked.reading_s)
+            pick = self._route(message)
         except Exception:
             log.exception("a decision failed")
-            self._link.send(words.answer(asked.number, words.unanswered()))
+            self._link.send(words.answer(number, words.unanswered()))
             return
-        self._picks[asked.number] = pick
-        self._link.send(words.answer(asked.number, pick.decision))
+        if pick is None:
+            self._link.send((words.ANSWER, number))
+            return
+        self._picks[number] = pick
+        self._link.send(words.answer(number, pick.decision))
+
+    def _route(self, message: Message) -> Pick | None:
+        if message[0] == words.QUESTION:
+            return self._picker.route(*words.read_question(message)[1:])
+        return self._picker.route_known(*words.read_question_by_headers(message)[1:])
 
     def _discovery(self, number: int) -> asyncio.Queue[bytes]:
         """The requests of an Envoy's stream; the first begins it."""

@@ -9,6 +9,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Final
 
 from extproc.core.features import extract
+from extproc.picker import known_key
 from extproc.workers import words
 
 if TYPE_CHECKING:
@@ -83,8 +84,9 @@ class Parent:
 class RemotePicker:
     """A Picker that reads requests here and has the parent decide. `feature_settings` may be replaced."""
 
-    def __init__(self, parent: Parent, feature_settings: FeatureSettings) -> None:
+    def __init__(self, parent: Parent, feature_settings: FeatureSettings, max_unread_bytes: int = 0) -> None:
         self.feature_settings = feature_settings
+        self._max_unread_bytes = max_unread_bytes
         self._parent = parent
         self._numbers = count(1)
 
@@ -94,13 +96,31 @@ class RemotePicker:
         features = extract(request, self.feature_settings)
         number = next(self._numbers)
         asked = words.question(number, request, features, allowed_endpoints, monotonic() - began_s)
-        answer = self._parent.ask(number, asked)
-        if answer is not None:
-            return RemotePick(self._parent, number, words.read_answer(answer))
-        # The question may be in the parent's hands, and the lease will be taken then.
-        pick = RemotePick(self._parent, number, words.unanswered())
-        pick.finish()
+        pick = self._ask(number, asked)
+        assert pick is not None  # of a request that has been read the parent can always say where it goes
         return pick
+
+    def pick_by_headers(self, request: Request, allowed_endpoints: frozenset[str] | None) -> RemotePick | None:
+        """Route one whose body has not been seen, if it is a long one of a session that the parent knows."""
+        began_s = monotonic()
+        key = known_key(request, self.feature_settings, self._max_unread_bytes)
+        if key is None:
+            return None
+        number = next(self._numbers)
+        return self._ask(
+            number, words.question_by_headers(number, request, key, allowed_endpoints, monotonic() - began_s)
+        )
+
+    def _ask(self, number: int, question: Message) -> RemotePick | None:
+        """None where the parent can't say by this question; unrouted where it does not answer."""
+        answer = self._parent.ask(number, question)
+        if answer is None:
+            # The question may be in the parent's hands, and the lease will be taken then.
+            pick = RemotePick(self._parent, number, words.unanswered())
+            pick.finish()
+            return pick
+        decision = words.read_answer(answer)
+        return RemotePick(self._parent, number, decision) if decision is not None else None
 
 
 class RemotePick:

@@ -230,7 +230,8 @@ class Supervisor:
         desk = Desk(link, self._picker, self._endpoints)
         worker = WorkerProcess(process, link, desk, self.stream_errors, self._serving.set)
         self._workers.append(worker)
-        link.post(words.start(self._settings, self._picker.feature_settings))
+        picker = self._picker
+        link.post(words.start(words.Start(self._settings, picker.feature_settings, picker.max_unread_bytes)))
         link.post((words.READY, self._ready))
         return worker
 

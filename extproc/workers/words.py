@@ -19,16 +19,17 @@ if TYPE_CHECKING:
     from extproc.workers.link import Message
 
 # By the worker; `number` is its own for the request or the stream.
-QUESTION: Final = 0  # see `question`
-STARTED: Final = 1  # number, and the fields of a ResponseStart: the answer's headers came
-FINISHED: Final = 2  # number: the stream of the request ended
-DISCOVERY: Final = 3  # number, bytes: an Envoy said this on an endpoint discovery stream
-DISCOVERY_ENDED: Final = 4  # number
-ALIVE: Final = 5  # see `Alive`: it serves; and the answer to each PING
+QUESTION: Final = 0  # see `Question`
+BY_HEADERS: Final = 1  # see `QuestionByHeaders`
+STARTED: Final = 2  # number, and the fields of a ResponseStart: the answer's headers came
+FINISHED: Final = 3  # number: the stream of the request ended
+DISCOVERY: Final = 4  # number, bytes: an Envoy said this on an endpoint discovery stream
+DISCOVERY_ENDED: Final = 5  # number
+ALIVE: Final = 6  # see `Alive`: it serves; and the answer to each PING
 
 # By the parent.
 START: Final = 10  # its settings, see `start`
-ANSWER: Final = 11  # see `answer`
+ANSWER: Final = 11  # see `answer`; with the number alone: by its headers it cannot be routed
 ENDPOINTS: Final = 12  # number, bytes for the Envoy on that stream; None: end it
 CONNECTION: Final = 13  # with a socket
 READY: Final = 14  # whether the fleet is known
@@ -43,12 +44,23 @@ OBSERVED_HEADERS: Final = ("traceparent", "tracestate")
 class Question(NamedTuple):
     """A request that has been read. request: without its body, and with `OBSERVED_HEADERS` only.
 
-    reading_s: what reading it took.
+    body_bytes: what was read of the body. reading_s: the time that it took.
     """
 
     number: int
     request: Request
     features: Features
+    body_bytes: int
+    allowed_endpoints: frozenset[str] | None
+    reading_s: float
+
+
+class QuestionByHeaders(NamedTuple):
+    """A request whose body is not to be read, if that can be. key: of its conversation."""
+
+    number: int
+    request: Request
+    key: bytes
     allowed_endpoints: frozenset[str] | None
     reading_s: float
 
@@ -68,14 +80,13 @@ def question(
     number: int, request: Request, features: Features, allowed_endpoints: frozenset[str] | None, reading_s: float
 ) -> Message:
     """A request as the parent needs it; its prompt stays here."""
-    headers = request.headers
     system = features.rungs.index(features.system_rung) if features.system_rung is not None else None
     return (
         QUESTION,
         number,
         request.method,
         request.path,
-        [(name, headers[name]) for name in OBSERVED_HEADERS if name in headers],
+        _observed(request),
         features.api.value,
         features.model,
         features.conversation_key,
@@ -85,6 +96,7 @@ def question(
         features.prompt_bytes,
         features.truncated,
         features.streamed,
+        len(request.body),
         allowed_endpoints,
         reading_s,
     )
@@ -95,11 +107,39 @@ def read_question(message: Message) -> Question:
     _, number, method, path, headers, api, model, key, source, pairs, system, prompt_bytes, cut, streamed, *rest = (
         message
     )
-    allowed_endpoints, reading_s = rest
+    body_bytes, allowed_endpoints, reading_s = rest
     rungs = tuple([Rung(*pair) for pair in pairs])
     system_rung = rungs[system] if system is not None else None
     features = Features(Api(api), model, key, source, rungs, system_rung, prompt_bytes, cut, streamed, path)
-    return Question(number, Request(method, path, dict(headers)), features, allowed_endpoints, reading_s)
+    return Question(number, Request(method, path, headers), features, body_bytes, allowed_endpoints, reading_s)
+
+
+def question_by_headers(
+    number: int, request: Request, key: bytes, allowed_endpoints: frozenset[str] | None, reading_s: float
+) -> Message:
+    length_bytes = request.content_length_bytes
+    return (
+        BY_HEADERS,
+        number,
+        request.method,
+        request.path,
+        _observed(request),
+        length_bytes,
+        key,
+        allowed_endpoints,
+        reading_s,
+    )
+
+
+def read_question_by_headers(message: Message) -> QuestionByHeaders:
+    _, number, method, path, headers, length_bytes, key, allowed_endpoints, reading_s = message
+    request = Request(method, path, headers, truncated=True, content_length_bytes=length_bytes)
+    return QuestionByHeaders(number, request, key, allowed_endpoints, reading_s)
+
+
+def _observed(request: Request) -> dict[str, str]:
+    headers = request.headers
+    return {name: headers[name] for name in OBSERVED_HEADERS if name in headers}
 
 
 def answer(number: int, decision: Decision) -> Message:
@@ -114,8 +154,10 @@ def answer(number: int, decision: Decision) -> Message:
     )
 
 
-def read_answer(message: Message) -> Decision:
+def read_answer(message: Message) -> Decision | None:
     """The decision as a worker knows it: its lease, and what was weighed, are the parent's."""
+    if len(message) == 2:
+        return None
     _, _, reason, endpoint, membership_version, retry_after_s = message
     return Decision(Reason(reason), None, endpoint, None, None, (), 0, 0, False, membership_version, retry_after_s)
 
@@ -150,14 +192,22 @@ def read_alive(message: Message) -> Alive:
     return Alive(*message[1:])
 
 
-def start(server: ServerSettings, features: FeatureSettings) -> Message:
+class Start(NamedTuple):
+    """What a worker needs to know to begin."""
+
+    server: ServerSettings
+    features: FeatureSettings
+    max_unread_bytes: int
+
+
+def start(settings: Start) -> Message:
     """Settings are pickled: they are said once in a while, so their speed does not matter."""
-    return (START, pickle.dumps((server, features)))
+    return (START, pickle.dumps(settings))
 
 
-def read_start(message: Message) -> tuple[ServerSettings, FeatureSettings]:
-    server, features = pickle.loads(message[1])
-    return server, features
+def read_start(message: Message) -> Start:
+    settings: Start = pickle.loads(message[1])
+    return settings
 
 
 def features(settings: FeatureSettings) -> Message:

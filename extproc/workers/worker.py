@@ -61,8 +61,8 @@ class Worker:
                 self._begin(self._leave())
 
     def _start(self, message: Message) -> None:
-        settings, features = words.read_start(message)
-        self._picker = RemotePicker(self._parent, features)
+        settings, features, max_unread_bytes = words.read_start(message)
+        self._picker = RemotePicker(self._parent, features, max_unread_bytes)
         # The parent has given notice before it has anyone leave.
         self._server = Server(replace(settings, notice_s=0.0), self._picker, self._discovery)
         try:

@@ -62,6 +62,15 @@ def test_short_and_very_long_ones_are_read(desk: Desk) -> None:
     assert {turn(desk, 1 << 20) for _ in range(4)} == {SEND_BODY}
 
 
+def test_one_that_does_not_say_its_length_is_read(desk: Desk) -> None:
+    for _ in range(3):
+        turn(desk, 70_000)
+    said = opening(len(chat(70_000)))
+    silent = replace(said, headers={name: text for name, text in said.headers.items() if name != "content-length"})
+    assert desk.exchange().receive(silent) == [SEND_BODY]
+    assert desk.exchange().receive(said) == [UNREAD]
+
+
 def test_all_are_read_if_so_configured(desk: Desk) -> None:
     desk.picker.feature_settings = FeatureSettings(unread_from_bytes=0)
     assert {turn(desk, 70_000) for _ in range(4)} == {SEND_BODY}

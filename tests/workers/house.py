@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+MAX_UNREAD_BYTES = 8 << 20
+
 
 @dataclass
 class Worker:
@@ -38,7 +40,7 @@ class Worker:
 
     def __post_init__(self) -> None:
         self.parent = Parent(Link(self.end), self._heard, self._lost, self.answer_limit_s)
-        self.picker = RemotePicker(self.parent, FeatureSettings())
+        self.picker = RemotePicker(self.parent, FeatureSettings(), MAX_UNREAD_BYTES)
         self.discovery = RemoteDiscovery(self.parent)
 
     def _heard(self, message: Message) -> None:
@@ -59,7 +61,9 @@ class House:
 
     def __post_init__(self) -> None:
         self.router = Router(self.settings)
-        self.picker = EndpointPicker(self.router, FeatureSettings(), self.watch, clock=lambda: self.now_s)
+        self.picker = EndpointPicker(
+            self.router, FeatureSettings(), self.watch, MAX_UNREAD_BYTES, clock=lambda: self.now_s
+        )
         self.endpoints = EndpointDiscovery()
         self.loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self.loop.run_forever)

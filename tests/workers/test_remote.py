@@ -23,12 +23,12 @@ from extproc.workers import words
 from extproc.workers.link import Link
 from extproc.workers.remote import Parent
 from tests.support.watch import Watch
-from tests.workers.house import House, Worker
+from tests.workers.house import MAX_UNREAD_BYTES, House, Worker
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
-    from extproc.picker import RoutedRequest
+    from extproc.picker import Picker, RoutedRequest
 
 FLEET = [Replica(f"replica-{number}", f"10.0.0.{number}:8000") for number in range(1, 7)]
 CHAT = "/v1/chat/completions"
@@ -36,11 +36,20 @@ CHAT = "/v1/chat/completions"
 
 def chat(user: int, turns: int, session: bool = True) -> Request:
     """A conversation under one of three shared system prompts."""
-    messages = [{"role": "system", "content": f"You are assistant {user % 3}. " * 200}]
+    opening = 5_000 if user % 5 == 0 else 200  # every fifth is long enough to be routed by its headers
+    messages = [{"role": "system", "content": f"You are assistant {user % 3}. " * opening}]
     for turn in range(turns):
         messages += [{"role": "user", "content": f"{user} asks {turn}. " * 40}, {"role": "assistant", "content": "So."}]
     body = json.dumps({"model": "m", "stream": True, "messages": messages}).encode()
-    return Request("POST", CHAT, {"x-session-id": f"user-{user}"} if session else {}, body)
+    headers = {"x-session-id": f"user-{user}"} if session else {}
+    return Request("POST", CHAT, headers, body, content_length_bytes=len(body))
+
+
+def pick(picker: Picker, request: Request, allowed: frozenset[str] | None = None) -> tuple[RoutedRequest, bool]:
+    """As an exchange does: by headers, where they say enough."""
+    unseen = Request(request.method, request.path, request.headers, b"", True, request.content_length_bytes)
+    by_headers = picker.pick_by_headers(unseen, allowed)
+    return by_headers or picker.pick(request, allowed), by_headers is not None
 
 
 def started(tokens: int) -> ResponseStart:
@@ -63,36 +72,41 @@ async def test_two_workers_decide_like_one_process(settings: RouterSettings) -> 
     """Same endpoints, same requests in flight after each step, with leases that are held and released in between."""
     dice, now_s = random.Random(7), 1000.0
     router = Router(settings)
-    alone = EndpointPicker(router, FeatureSettings(), clock=lambda: now_s)
+    alone = EndpointPicker(router, FeatureSettings(), max_unread_bytes=MAX_UNREAD_BYTES, clock=lambda: now_s)
     house = House(settings)
     try:
         house.join(FLEET)
         router.set_members(FLEET, now_s)
         workers = [house.worker(), house.worker()]
         held: list[tuple[RoutedRequest, RoutedRequest]] = []
-        reasons = set()
+        reasons, unread = set(), 0
         for step in range(500):
             now_s = house.now_s = now_s + dice.expovariate(20.0)
             what = dice.random()
             if what < 0.55 or not held:
                 request = chat(dice.randrange(40), dice.randrange(1, 6), session=dice.random() < 0.7)
                 allowed = frozenset({"10.0.0.2:8000", "10.0.0.3:8000"}) if dice.random() < 0.1 else None
-                one, two = alone.pick(request, allowed), dice.choice(workers).picker.pick(request, allowed)
+                (one, left_unread), (two, too) = (
+                    pick(picker, request, allowed) for picker in (alone, dice.choice(workers).picker)
+                )
+                assert left_unread == too
+                unread += left_unread
                 seen = (two.decision.reason, two.decision.endpoint, two.decision.retry_after_s)
                 assert seen == (one.decision.reason, one.decision.endpoint, one.decision.retry_after_s), step
                 assert two.decision.membership_version == one.decision.membership_version
                 reasons.add(one.decision.reason)
                 held.append((one, two))
             elif what < 0.75:
-                for pick in dice.choice(held):
-                    pick.response_started(started(1000 + step))
+                for each in dice.choice(held):
+                    each.response_started(started(1000 + step))
             else:
-                for pick in held.pop(dice.randrange(len(held))):
-                    pick.finish()
-                    pick.finish()
+                for each in held.pop(dice.randrange(len(held))):
+                    each.finish()
+                    each.finish()
             await asyncio.sleep(0)  # what was posted leaves
             await in_flight(house, router)
         assert len(reasons) >= 3, reasons
+        assert unread > 10
         assert house.router.bytes_per_token == router.bytes_per_token
     finally:
         house.close()
