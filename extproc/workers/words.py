@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pickle
-from typing import TYPE_CHECKING, Final, NamedTuple
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from extproc.core.decision import Decision, Reason
-from extproc.core.features import Api, Features
+from extproc.core.features import Api, Features, FeatureSettings
 from extproc.core.ladder import Rung
 from extproc.core.request import Request
 from extproc.picker import ResponseStart
@@ -14,7 +15,6 @@ from extproc.picker import ResponseStart
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from extproc.core.features import FeatureSettings
     from extproc.server import ServerSettings
     from extproc.workers.link import Message
 
@@ -201,19 +201,22 @@ class Start(NamedTuple):
 
 
 def start(settings: Start) -> Message:
-    """Settings are pickled: they are said once in a while, so their speed does not matter."""
-    return (START, pickle.dumps(settings))
+    return (START, pickle.dumps(settings.server), _given(settings.features), settings.max_unread_bytes)
 
 
 def read_start(message: Message) -> Start:
-    settings: Start = pickle.loads(message[1])
-    return settings
+    _, server, given, max_unread_bytes = message
+    return Start(pickle.loads(server), FeatureSettings(**given), max_unread_bytes)
 
 
 def features(settings: FeatureSettings) -> Message:
-    return (FEATURES, pickle.dumps(settings))
+    return (FEATURES, _given(settings))
 
 
 def read_features(message: Message) -> FeatureSettings:
-    settings: FeatureSettings = pickle.loads(message[1])
-    return settings
+    return FeatureSettings(**message[1])
+
+
+def _given(settings: FeatureSettings) -> dict[str, Any]:
+    """Without what they make of it themselves."""
+    return {each.name: getattr(settings, each.name) for each in fields(settings) if each.init}
