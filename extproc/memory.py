@@ -25,8 +25,8 @@ def calm_collector() -> None:
 def keep_memory() -> None:
     """Let the C library keep what it has freed.
 
-    By its defaults it gives a body's megabytes back to the kernel after each request, and to touch them again costs more
-    than to read them. Elsewhere than on glibc nothing changes.
+    By its defaults it gives a body's megabytes back to the kernel after each request, and to touch them again costs
+    more than to read them. Elsewhere than on glibc nothing changes.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt
