@@ -165,6 +165,7 @@ async def site(
     shell: str = 'exec "$@"',
     routers: int = 1,
     announce: Announce | None = None,
+    envoy_threads: int = 1,
 ) -> AsyncIterator[Site]:
     """Start it and wait until requests are routed; end all of it.
 
@@ -185,7 +186,7 @@ async def site(
             router.start()
             stack.push_async_callback(_end, router)
         first, *more = (router.relay.address for router in instances)
-        envoy = await asyncio.to_thread(Envoy, directory, first, more_routers=more)
+        envoy = await asyncio.to_thread(Envoy, directory, first, more_routers=more, threads=envoy_threads)
         stack.push_async_callback(asyncio.to_thread, envoy.stop)
         running = Site(directory, envoy, instances, fleet, stack, announce)
         for replica in fleet:

@@ -25,7 +25,7 @@ SESSION_HEADERS = ("x-session-id", "session-id")
 
 
 class Envoy(Process):
-    """Envoy with one worker, on free ports, with the bootstrap that the product renders."""
+    """Envoy on free ports, with the bootstrap that the product renders."""
 
     def __init__(
         self,
@@ -36,6 +36,7 @@ class Envoy(Process):
         body_mode: str = "BUFFERED",
         sample_ratio: float = 1.0,
         more_routers: Sequence[str] = (),
+        threads: int = 1,
     ) -> None:
         listen, admin = free_ports(2)
         self.settings = replace(
@@ -55,7 +56,7 @@ class Envoy(Process):
             (directory / name).write_text(secret, encoding="utf-8")
         super().__init__(
             # Hot restart would let two Envoys of one machine meet in a shared memory segment.
-            [ENVOY, "-c", bootstrap, "--concurrency", "1", "--disable-hot-restart", "--log-level", "warning"],
+            [ENVOY, "-c", bootstrap, "--concurrency", str(threads), "--disable-hot-restart", "--log-level", "warning"],
             directory / "envoy.log",
         )
         self.wait_ready(lambda: "LIVE" in self.admin("/ready"), "envoy is live")
