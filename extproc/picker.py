@@ -126,8 +126,9 @@ class EndpointPicker:
         reading_s: float,
     ) -> Pick:
         """The same for a request that has been read: so much of its body, in so much time."""
-        if self.max_unread_bytes and body_bytes >= self.feature_settings.unread_from_bytes:
-            self.known.note(features, body_bytes, self.feature_settings)
+        settings = self.feature_settings
+        if 0 < settings.unread_from_bytes <= body_bytes <= self.max_unread_bytes:
+            self.known.note(features, body_bytes, settings)
         return self._route(request, features, allowed_endpoints, reading_s)
 
     def route_known(
@@ -147,7 +148,7 @@ class EndpointPicker:
         decision = self.router.decide(features, began_s, allowed_endpoints)
         decided_s = self.clock()
         self.observer.decided(request, features, decision, reading_s + decided_s - began_s)
-        return Pick(self, decision, decided_s)
+        return Pick(self, decision, decided_s, features if features.by_headers else None)
 
 
 def known_key(request: Request, settings: FeatureSettings, max_unread_bytes: int) -> bytes | None:
@@ -159,17 +160,22 @@ def known_key(request: Request, settings: FeatureSettings, max_unread_bytes: int
 
 @dataclass(slots=True)
 class Pick:
-    """A decision on its way: from the request's end to the stream's."""
+    """A decision on its way: from the request's end to the stream's. recalled: what it was taken by, if not read."""
 
     picker: EndpointPicker
     decision: Decision
     decided_s: float
+    recalled: Features | None = None
     finished: bool = False
 
     def response_started(self, start: ResponseStart) -> None:
         now_s = self.picker.clock()
         if start.first_token and self.decision.lease is not None:
             self.picker.router.first_token(self.decision.lease, now_s, start.prompt_tokens, start.cached_tokens)
+        if self.recalled is not None and start.cached_tokens is not None and start.prompt_tokens is not None:
+            expected_tokens = start.prompt_tokens * self.decision.matched_bytes / max(1, self.recalled.prompt_bytes)
+            if start.cached_tokens < expected_tokens / 2:
+                self.picker.known.doubt(self.recalled)
         self.picker.observer.response_started(self.decision, start, now_s - self.decided_s)
 
     def finish(self) -> None:

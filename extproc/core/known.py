@@ -1,12 +1,14 @@
 """Known sessions: what was last read of each conversation that a header names, so that not every turn need be read.
 
 The next turn of a long conversation is the last one and a little more. Its session header says which one, and its
-content length how much more: enough to place it, and the body can stay in the data plane. A session is taken at its
-word once one of its bodies has been seen to continue the one before, and is read again
+content length how much more: enough to place it, and the body can stay in the data plane. It is read again
 
     when its prompt has grown past another rung     so that no rung is ever missed
     when its body has become shorter                it was edited, or is another conversation
+    when its engine found half of it at most        of what it was thought to hold
     at every READ_EVERY-th turn                     its beginning may have changed unseen
+
+and always while what was read last did not continue what was read before.
 """
 
 from __future__ import annotations
@@ -39,9 +41,9 @@ def key_by_headers(request: Request, settings: FeatureSettings) -> bytes | None:
 class KnownSession:
     """One conversation.
 
-    features: of the body that was last read. body_bytes: its length. steady: it continued the one read before it.
+    features: of the body that was last read. body_bytes: its length. unread: turns since then.
+    steady: that body continued the one read before it, if there was one.
     rung_bytes: a prompt of this length has a rung more. last_bytes: length of the latest body, read or not.
-    unread: turns since then.
     """
 
     __slots__ = ("body_bytes", "features", "last_bytes", "rung_bytes", "steady", "unread")
@@ -74,7 +76,7 @@ class KnownSessions:
         before = self._sessions.pop(key, None)
         if not features.rungs or features.truncated:
             return
-        steady = before is not None and before.features.rungs[-1] in features.rungs
+        steady = before is None or before.features.rungs[-1] in features.rungs
         self._sessions[key] = KnownSession(features, body_bytes, steady)
         if len(self._sessions) > settings.known_sessions:
             self._sessions.popitem(last=False)
@@ -96,6 +98,12 @@ class KnownSessions:
         known.last_bytes = body_bytes
         self._sessions.move_to_end(key)
         return replace(known.features, prompt_bytes=prompt_bytes, truncated=True, by_headers=True)
+
+    def doubt(self, features: Features) -> None:
+        """What was recalled has turned out wrong: read the next turn, to see whether it still continues this one."""
+        known = self._sessions.get(features.conversation_key or b"")
+        if known is not None:
+            known.steady = False
 
     def _follow(self, settings: FeatureSettings) -> None:
         if settings is not self._settings:

@@ -54,13 +54,13 @@ class Reader:
 def reader() -> Reader:
     """One that has read two turns of a conversation."""
     reader = Reader()
+    assert reader.recall(post(chat(1))) is None
     for turns in (1, 2):
-        assert reader.recall(post(chat(turns))) is None
         reader.read(post(chat(turns)))
     return reader
 
 
-def test_a_session_is_known_once_one_body_has_continued_another(reader: Reader) -> None:
+def test_a_session_is_known_once_it_was_read(reader: Reader) -> None:
     features = reader.recall(post(chat(3)))
     read = extract(post(chat(3)), SETTINGS)
     assert features is not None
@@ -125,12 +125,20 @@ def test_others_are_not_taken_for_it(reader: Reader, other: Request) -> None:
     assert reader.recall(other) is None
 
 
-def test_a_session_that_begins_anew_each_time_is_always_read() -> None:
-    reader = Reader()
+def test_a_session_that_begins_anew_each_time_is_always_read_once_that_was_seen(reader: Reader) -> None:
     for number in range(10):
         request = post(chat(3 + number, system=f"Documents found for question {number}"))
-        assert reader.recall(request) is None
+        assert (reader.recall(request) is None) is (number > 0)
         reader.read(request)
+
+
+def test_one_that_is_doubted_is_read_and_then_believed_if_it_continues(reader: Reader) -> None:
+    recalled = reader.recall(post(chat(3)))
+    assert recalled is not None
+    reader.known.doubt(recalled)
+    assert reader.recall(post(chat(4))) is None
+    reader.read(post(chat(4)))
+    assert reader.recall(post(chat(5))) is not None
 
 
 def test_one_that_was_found_changed_is_not_trusted_until_it_is_continued(reader: Reader) -> None:

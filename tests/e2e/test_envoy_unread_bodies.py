@@ -50,7 +50,7 @@ async def turn(fleet: ProxiedFleet, length: int, headers: dict[str, str] | None 
 @pytest.mark.parametrize("length", [70_000, MIB, 7 * MIB])
 async def test_the_session_stays_where_it_is(fleet: ProxiedFleet, length: int) -> None:
     turns = [await turn(fleet, length + 100 * number) for number in range(8)]
-    assert [read for _, read in turns] == [True, True] + [False] * 6
+    assert [read for _, read in turns] == [True] + [False] * 7
     assert {answer.endpoint for answer, _ in turns} == {decision.endpoint for decision in fleet.watch.decisions}
     assert len({answer.endpoint for answer, _ in turns}) == 1
     assert {start.served_endpoint for start in fleet.watch.starts} == {turns[0][0].endpoint}
@@ -61,8 +61,8 @@ async def test_the_session_stays_where_it_is(fleet: ProxiedFleet, length: int) -
 
 async def test_another_tenant_s_session_of_that_name_is_another(fleet: ProxiedFleet) -> None:
     for key in ("a", "b"):
-        read = [(await turn(fleet, 100_000, {"authorization": key}))[1] for _ in range(3)]
-        assert read == [True, True, False]
+        read = [(await turn(fleet, 100_000, {"authorization": key}))[1] for _ in range(2)]
+        assert read == [True, False]
     keys = {request.headers["authorization"] for request in fleet.watch.requests if not request.body}
     assert keys == {"a", "b"}
 
@@ -80,7 +80,7 @@ async def test_a_chunked_body_is_read_since_its_length_is_not_told(fleet: Proxie
 @pytest.mark.parametrize("failure", ["503", "refused"])
 @pytest.mark.parametrize("length", [MIB, 4 * MIB], ids=["1 MiB", "4 MiB"])
 async def test_a_retry_goes_to_another_replica(fleet: ProxiedFleet, failure: str, length: int) -> None:
-    for _ in range(3):
+    for _ in range(2):
         answer, read = await turn(fleet, length)
     assert not read
     home = answer.endpoint
@@ -99,7 +99,7 @@ async def test_a_retry_goes_to_another_replica(fleet: ProxiedFleet, failure: str
 
 async def test_a_body_over_the_limit_is_413_all_the_same(tmp_path: Path) -> None:
     async with proxied_fleet(tmp_path, envoy=EnvoySettings(max_body_bytes=1_600_000)) as fleet:
-        assert [(await turn(fleet, 1_500_000))[1] for _ in range(3)] == [True, True, False]
+        assert [(await turn(fleet, 1_500_000))[1] for _ in range(2)] == [True, False]
         answered = [len(upstream.seen) for upstream in fleet.upstreams]
         answer, read = await turn(fleet, 1_900_000)
         assert (answer.status, read) == (413, False)
@@ -108,13 +108,13 @@ async def test_a_body_over_the_limit_is_413_all_the_same(tmp_path: Path) -> None
 
 async def test_the_lease_lasts_until_the_answer_ends(fleet: ProxiedFleet) -> None:
     path = "/stream" + CHAT
-    for number in range(4):
+    for number in range(2):
         for upstream in fleet.upstreams:
             await upstream.chunks.put(b"data: 0\n\n")
         body = chat(100_000)
         async with fleet.client.post(fleet.envoy.url + path, data=body, headers={"x-session-id": "s"}) as response:
             assert await response.content.readany() == b"data: 0\n\n"
-            assert (fleet.watch.requests[-1].body == b"") is (number >= 2)
+            assert (fleet.watch.requests[-1].body == b"") is (number >= 1)
             assert (fleet.watch.starts[-1].first_token, fleet.watch.starts[-1].prompt_tokens) == (True, 7)
             (load,) = [each for each in fleet.router.loads.values() if each.in_flight]
             assert load.ledger_tokens == 0
@@ -128,7 +128,7 @@ async def test_the_lease_lasts_until_the_answer_ends(fleet: ProxiedFleet) -> Non
 
 
 async def test_a_client_may_leave_before_its_body_has_come(fleet: ProxiedFleet) -> None:
-    for _ in range(3):
+    for _ in range(2):
         await turn(fleet, 100_000)
     host, port = fleet.envoy.settings.listen.split(":")
     _, writer = await asyncio.open_connection(host, int(port))

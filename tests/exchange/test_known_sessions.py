@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
+import pytest
+
 from extproc.core.features import FeatureSettings
 from extproc.core.replica import Replica
 from extproc.messages import (
@@ -37,24 +39,30 @@ def opening(length: int, mode: BodyMode = BodyMode.BUFFERED, session: str = "s")
     return RequestHeaders({**headers, "x-session-id": session}, False, mode)
 
 
-def turn(desk: Desk, length: int, mode: BodyMode = BodyMode.BUFFERED) -> Reply:
+def turn(desk: Desk, length: int, answer: dict[str, str] | None = None) -> Reply:
     """One request and its answer; what is replied to its headers."""
     exchange, body = desk.exchange(), chat(length)
-    (reply,) = exchange.receive(opening(len(body), mode))
+    (reply,) = exchange.receive(opening(len(body)))
     assert exchange.receive(RequestBody(body, end_of_stream=True)) == (
         [Continue(Phase.REQUEST_BODY)] if isinstance(reply, Route) else [Route(Phase.REQUEST_BODY, ENDPOINT)]
     )
-    exchange.receive(ResponseHeaders({":status": "200"}))
+    exchange.receive(ResponseHeaders(answer or {":status": "200"}))
     assert desk.router.open_leases == 1
     exchange.close()
     assert desk.router.open_leases == 0
     return reply
 
 
-def test_from_its_third_turn_on(desk: Desk) -> None:
+def test_from_its_second_turn_on(desk: Desk) -> None:
     """Also where the data plane sends the body all the same, as `turn` does."""
-    assert [turn(desk, 70_000 + number) for number in range(5)] == [SEND_BODY, SEND_BODY, UNREAD, UNREAD, UNREAD]
-    assert [len(request.body) > 0 for request in desk.watch.requests] == [True, True, False, False, False]
+    assert [turn(desk, 70_000 + number) for number in range(4)] == [SEND_BODY, UNREAD, UNREAD, UNREAD]
+    assert [len(request.body) > 0 for request in desk.watch.requests] == [True, False, False, False]
+
+
+@pytest.mark.parametrize(("cached", "then"), [("17000", UNREAD), ("8000", SEND_BODY), ("junk", UNREAD)])
+def test_until_an_engine_tells_that_it_held_little_of_it(desk: Desk, cached: str, then: Reply) -> None:
+    answer = {":status": "200", "x-prompt-tokens": "17500", "x-cached-tokens": cached}
+    assert [turn(desk, 70_000 + number, answer=answer) for number in range(3)] == [SEND_BODY, UNREAD, then]
 
 
 def test_short_and_very_long_ones_are_read(desk: Desk) -> None:
@@ -77,7 +85,7 @@ def test_all_are_read_if_so_configured(desk: Desk) -> None:
 
 
 def test_all_are_read_where_another_model_would_mean_other_replicas(desk: Desk) -> None:
-    for _ in range(3):
+    for _ in range(2):
         turn(desk, 70_000)
     others = Replica("b", "10.0.0.2:1", models=frozenset({"other"}))
     desk.router.set_members([Replica("a", ENDPOINT, models=frozenset({"m"})), others], desk.now_s)
@@ -86,8 +94,7 @@ def test_all_are_read_where_another_model_would_mean_other_replicas(desk: Desk) 
 
 def test_a_refusal_needs_no_body_either(saturated: Desk) -> None:
     saturated.router.replace_settings(replace(saturated.router.settings, saturation_in_flight=1), saturated.now_s)
-    for _ in range(2):
-        turn(saturated, 70_000)
+    turn(saturated, 70_000)
     for _ in range(2):
         saturated.exchange().receive(RequestHeaders({":method": "GET"}, end_of_stream=True))
     (reply,) = saturated.exchange().receive(opening(len(chat(70_000))))
@@ -95,7 +102,6 @@ def test_a_refusal_needs_no_body_either(saturated: Desk) -> None:
 
 
 def test_a_data_plane_that_streams_bodies_is_routed_as_before(desk: Desk) -> None:
-    for _ in range(2):
-        turn(desk, 70_000)
+    turn(desk, 70_000)
     assert desk.exchange().receive(opening(70_100, BodyMode.FULL_DUPLEX_STREAMED)) == []
     assert desk.exchange().receive(opening(70_100, BodyMode.NONE)) == [Route(Phase.REQUEST_HEADERS, ENDPOINT)]
