@@ -4,12 +4,14 @@
 #   docker build --target fleet -t prefix-affinity-fleet .
 FROM python:3.11-slim-bookworm AS wheel
 WORKDIR /source
-COPY pyproject.toml README.md LICENSE ./
+# Compiles what every request passes through (hatch_build.py).
+RUN apt-get update && apt-get install --yes --no-install-recommends gcc libc6-dev
+COPY pyproject.toml hatch_build.py README.md LICENSE ./
 COPY extproc extproc
 COPY serve_app serve_app
 COPY sim sim
 COPY envoy envoy
-RUN pip wheel --no-cache-dir --no-deps --wheel-dir /wheels .
+RUN HATCH_BUILD_HOOK_ENABLE_CUSTOM=true pip wheel --no-cache-dir --no-deps --wheel-dir /wheels .
 
 FROM python:3.11-slim-bookworm AS base
 ENV PYTHONUNBUFFERED=1

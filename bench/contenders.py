@@ -1,6 +1,7 @@
 """Those who are compared: each a way to put one address in front of several backends.
 
-extproc          Envoy and this router, as `extproc envoy-config` and the defaults have them
+extproc          Envoy and this router, as `extproc envoy-config` and the defaults have them, compiled as in its image
+interpreted      the same from its sources, as Python runs them
 extproc@256      the same before so many replicas
 floor            the same Envoy, and a picker that reads nothing and decides nothing (bench/floor.py)
 grpcio-floor     that on grpcio's core
@@ -18,6 +19,7 @@ import urllib.error
 import urllib.request
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
@@ -38,6 +40,7 @@ COMMANDS: Final[dict[str, tuple[str, ...]]] = {
     "vllm-router": ("vllm-router",),
     "sglang-router": ("sglang-router", "launch"),
 }
+ROOT: Final = Path(__file__).parent.parent
 CACHE: Final = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "prefix-affinity-router"
 
 
@@ -82,7 +85,8 @@ def start(name: str, directory: Path, backends: Sequence[str]) -> Contender:
     """Start one and wait until it routes. Raises ValueError for an unknown name, RuntimeError where it does not run."""
     kind = name.partition("@")[0]
     starters: dict[str, Callable[[Contender, Sequence[str]], None]] = {
-        "extproc": _start_extproc,
+        "extproc": lambda contender, backends: _start_extproc(contender, backends, compiled()),
+        "interpreted": lambda contender, backends: _start_extproc(contender, backends, ROOT),
         "floor": _start_floor,
         "grpcio-floor": _start_grpcio_floor,
         "envoy": _start_envoy,
@@ -109,9 +113,21 @@ class Front:
     env: dict[str, str]
 
 
-def _start_extproc(contender: Contender, backends: Sequence[str]) -> None:
+@cache
+def compiled() -> Path:
+    """The folder from which the compiled `extproc` is imported, up to date. Raises subprocess.CalledProcessError."""
+    subprocess.run(["make", "--silent", "compiled"], cwd=ROOT, stdout=sys.stderr, check=True)
+    return ROOT / "build" / "compiled"
+
+
+def _imported_from(package: Path) -> dict[str, str]:
+    return {"PYTHONSAFEPATH": "1", "PYTHONPATH": str(package)}
+
+
+def _start_extproc(contender: Contender, backends: Sequence[str], package: Path) -> None:
     front = _configure(contender, backends)
-    router = contender.run("router", [*EXTPROC, "serve", "--config", front.config], front.env)
+    env = front.env | _imported_from(package)
+    router = contender.run("router", [*EXTPROC, "serve", "--config", front.config], env)
     router.wait_ready(lambda: "membership changed" in router.log(), "the router knows its fleet")
     _start_envoy_before(contender, front)
 
@@ -122,7 +138,8 @@ def _start_grpcio_floor(contender: Contender, backends: Sequence[str]) -> None:
 
 def _start_floor(contender: Contender, backends: Sequence[str], transport: str = "http2") -> None:
     front = _configure(contender, backends)
-    contender.run("router", [sys.executable, "-m", "bench.floor", front.router, backends[0], transport])
+    argv = [sys.executable, "-m", "bench.floor", front.router, backends[0], transport]
+    contender.run("router", argv, _imported_from(compiled()))
     _start_envoy_before(contender, front)
 
 
