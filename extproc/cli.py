@@ -91,7 +91,7 @@ def _envoy(args: argparse.Namespace) -> int:
     bootstrap = render(
         config.envoy,
         config.server.listen,
-        config.features.session_headers,
+        config.features,
         config.telemetry.sample_ratio,
         directory,
     )

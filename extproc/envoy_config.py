@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import re
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Final
@@ -10,9 +11,12 @@ from typing import TYPE_CHECKING, Any, Final
 import yaml
 
 from extproc.address import check_address, socket_path, split_address
+from extproc.messages import READ_HEADERS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+    from extproc.core.settings import FeatureSettings
 
 _HERE = Path(__file__).parent
 _TEMPLATES = (_HERE / "_envoy" / "bootstrap.yaml", _HERE.parent / "envoy" / "bootstrap.yaml")  # wheel, checkout
@@ -102,20 +106,21 @@ def max_unread_bytes(settings: EnvoySettings) -> int:
 def render(
     settings: EnvoySettings,
     server_listen: str,
-    session_headers: Sequence[str],
+    features: FeatureSettings,
     sample_ratio: float = 1.0,
     secrets_directory: Path = Path("/etc/envoy"),
 ) -> str:
     """The bootstrap as YAML.
 
     server_listen: where the service listens.
-    session_headers: what the fallback hashes, the first one present; `-` and `_` are tried alike.
+    features: name the headers that Envoy shows the router; of those of sessions the fallback hashes the first one
+        present. `-` and `_` are tried alike.
     sample_ratio: share, 0..1, of the requests without a trace of their own that begin one.
     secrets_directory: where Envoy finds the files of `render_secrets`.
     Raises ValueError on an address that is none, and where TLS knows no name to expect.
     """
     template = next(path for path in _TEMPLATES if path.exists())
-    values = _values(settings, session_headers, sample_ratio)
+    values = _values(settings, features, sample_ratio)
     values |= _router(settings, settings.router or server_listen, secrets_directory)
     return _yaml(_fill(yaml.safe_load(template.read_text(encoding="utf-8")), values))
 
@@ -145,7 +150,8 @@ def render_secrets(settings: EnvoySettings) -> dict[str, str]:
     }
 
 
-def _values(settings: EnvoySettings, session_headers: Sequence[str], sample_ratio: float) -> dict[str, Any]:
+def _values(settings: EnvoySettings, features: FeatureSettings, sample_ratio: float) -> dict[str, Any]:
+    hashed = _spellings(features.session_headers)
     return {
         "node_id": settings.node_id,
         "listen": _socket_address(settings.listen),
@@ -156,7 +162,8 @@ def _values(settings: EnvoySettings, session_headers: Sequence[str], sample_rati
         "message_timeout": f"{settings.message_timeout_s}s",
         "allow_unread_bodies": max_unread_bytes(settings) > 0,
         "response_header_mode": "SEND" if settings.response_headers else "SKIP",
-        "hash_policy": [{"header": {"header_name": name}, "terminal": True} for name in _spellings(session_headers)],
+        "hash_policy": [{"header": {"header_name": name}, "terminal": True} for name in hashed],
+        "read_headers": "|".join([*map(re.escape, READ_HEADERS), *map(_any_spelling, features.headers)]),
         "retries": settings.retries,
         "round_robin_route": settings.round_robin_route,
         "access_log": settings.access_log,
@@ -207,6 +214,10 @@ def _socket_address(listen: str) -> dict[str, Any]:
 def _spellings(names: Sequence[str]) -> list[str]:
     both = (spelling for name in names for spelling in (name.replace("_", "-"), name.replace("-", "_")))
     return list(dict.fromkeys(both))
+
+
+def _any_spelling(name: str) -> str:
+    return re.escape(name).replace("\\-", "[-_]")
 
 
 def _fill(node: Any, values: Mapping[str, Any]) -> Any:

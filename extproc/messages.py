@@ -9,6 +9,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
+from typing import Final
+
+READ_HEADERS: Final = (
+    *(":method", ":path", "content-length", "traceparent", "tracestate"),
+    *(":status", "content-type", "x-prompt-tokens", "x-cached-tokens", "x-queue-depth"),
+)
+"""All that is ever looked at, of requests and of answers, beside what the configuration names. Others need not be sent;
+who reads another puts it here."""
 
 
 class BodyMode(Enum):

@@ -60,7 +60,7 @@ def test_it_renders_the_bootstrap_by_itself(installed: Path, tmp_path: Path) -> 
     origin, _, bootstrap = ran.stdout.partition("\n")
     assert Path(origin).is_relative_to(installed)
     config = configuration.load(None, {})
-    assert bootstrap == render(config.envoy, config.server.listen, config.features.session_headers)
+    assert bootstrap == render(config.envoy, config.server.listen, config.features)
     assert (installed / "extproc" / "_envoy" / "bootstrap.yaml").read_bytes() == (
         ROOT / "envoy" / "bootstrap.yaml"
     ).read_bytes()

@@ -93,6 +93,12 @@ class FeatureSettings:
         if self.unread_from_bytes < 0 or self.known_sessions < 0:
             raise ValueError("unread_from_bytes and known_sessions must be at least 0")
 
+    @property
+    def headers(self) -> tuple[str, ...]:
+        """All headers that these settings name, spelled with `-`."""
+        tenant = (self.tenant_header,) if self.tenant_header else ()
+        return (*self.session_headers, *tenant, *self.credential_headers)
+
 
 class PolicyName(StrEnum):
     """How the replica is chosen among the candidates; extproc.core.policy has one class for each."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 import pytest_asyncio
 
+from extproc.core.decision import Reason
 from extproc.core.router import RouterSettings
 from extproc.envoy_config import EnvoySettings
 from tests.support.proxied_fleet import ProxiedFleet, proxied_fleet
@@ -60,6 +61,16 @@ async def test_header_and_metadata_agree(fleet: ProxiedFleet) -> None:
     for number in range(8):
         endpoint = (await fleet.ask(headers={"x-session-id": f"agree-{number}"})).endpoint
         assert fleet.upstream(endpoint).seen[-1].headers.getall(DESTINATION) == [endpoint]  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("name", ["x-session-id", "x_session_id", "Thread-ID", "conversation_id"])
+async def test_a_session_may_be_named_in_any_spelling(fleet: ProxiedFleet, name: str) -> None:
+    await fleet.ask(headers={name: "spelled", "x-tenant-id": "t", "cookie": "a secret", "user-agent": "test"})
+    decision, request = fleet.watch.decisions[-1], fleet.watch.requests[-1]
+    assert decision.reason is Reason.SESSION
+    assert {each.replace("_", "-") for each in request.headers} == {
+        *(":method", ":path", "content-type", "content-length", "x-tenant-id", name.lower().replace("_", "-")),
+    }
 
 
 async def test_a_forged_routing_header_changes_nothing(fleet: ProxiedFleet) -> None:
@@ -230,12 +241,12 @@ async def test_a_slow_client_may_leave_before_its_body_has_come(fleet: ProxiedFl
 async def test_many_at_once_are_each_sent_where_they_were_named(fleet: ProxiedFleet) -> None:
     async def one(number: int) -> None:
         body = chat(f"many-{number % 10}", padding=number * 100)
-        answer = await fleet.ask(body, {"x-number": str(number)})
+        answer = await fleet.ask(body, {"x-tenant-id": str(number)})
         assert answer.sha256 == hashlib.sha256(body).hexdigest()
         named = next(
             decision.endpoint
             for request, decision in zip(fleet.watch.requests, fleet.watch.decisions, strict=True)
-            if request.headers.get("x-number") == str(number)
+            if request.headers.get("x-tenant-id") == str(number)
         )
         assert answer.endpoint == named
 

@@ -15,13 +15,13 @@ from demo.ports import free_ports
 from demo.process import Process
 from demo.wait import wait_until
 from extproc.address import split_address
+from extproc.core.settings import FeatureSettings
 from extproc.envoy_config import EnvoySettings, render, render_secrets
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 ENVOY = Path(sys.executable).with_name("envoy")
-SESSION_HEADERS = ("x-session-id", "session-id")
 
 
 class Envoy(Process):
@@ -32,7 +32,7 @@ class Envoy(Process):
         directory: Path,
         router: str,
         settings: EnvoySettings | None = None,
-        session_headers: Sequence[str] = SESSION_HEADERS,
+        features: FeatureSettings | None = None,
         body_mode: str = "BUFFERED",
         sample_ratio: float = 1.0,
         more_routers: Sequence[str] = (),
@@ -45,7 +45,7 @@ class Envoy(Process):
         self.url = f"http://{self.settings.listen}"
         self._admin = f"http://{self.settings.admin}"
         bootstrap = directory / "envoy.yaml"
-        rendered = render(self.settings, router, session_headers, sample_ratio, directory)
+        rendered = render(self.settings, router, features or FeatureSettings(), sample_ratio, directory)
         if body_mode != "BUFFERED":  # as other data planes are configured
             mode = f"request_body_mode: {body_mode}, request_trailer_mode: SEND"
             rendered = rendered.replace("request_body_mode: BUFFERED", mode.replace(", ", "\n" + " " * 16))
