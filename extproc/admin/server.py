@@ -50,6 +50,7 @@ class AdminServer:
             listening = Listener(family)
             listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listening.bind((host, port))
+            listening.listen()  # who is told that the router serves may ask at once
         except OSError as error:
             raise OSError(error.errno, f"admin.listen: {self._listen} can't be had: {error.strerror}") from error
         self._task = asyncio.create_task(self._server.serve([listening]))
