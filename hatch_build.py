@@ -13,6 +13,8 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 PATTERNS = (
+    "admin/decisions.py",
+    "admin/history.py",
     "core/*.py",
     "http2/*.py",
     *("call.py", "exchange.py", "messages.py", "observers.py", "picker.py", "services.py", "wire.py"),

@@ -1,7 +1,8 @@
 """The words of one ext_proc stream: what the data plane says (events) and what is answered (replies).
 
 Plain values, so that the exchange can be read and tested without protobuf or a transport; `extproc.wire`
-turns them into bytes and back.
+turns them into bytes and back. Those that each request makes anew are not frozen: that would double what making them
+costs.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class Phase(Enum):
     RESPONSE_TRAILERS = "response_trailers"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RequestHeaders:
     """The first message of a stream.
 
@@ -57,7 +58,7 @@ class RequestHeaders:
     allowed_endpoints: frozenset[str] | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RequestBody:
     """The body, or a piece of it in the streamed modes."""
 
@@ -70,7 +71,7 @@ class RequestTrailers:
     """The request ended with trailers."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ResponseHeaders:
     """The upstream (or the data plane itself) began to answer.
 
@@ -82,7 +83,7 @@ class ResponseHeaders:
     served_endpoint: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ResponseBody:
     """A piece of the answer."""
 

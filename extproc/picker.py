@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from extproc.core.request import Request
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ResponseStart:
     """What the beginning of an answer says.
 

@@ -43,7 +43,7 @@ def last_key(fields: Mapping[str, object]) -> str | None:
     return next(reversed(fields.keys()), None)  # type: ignore[call-overload]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Document:
     """The body's top-level object.
 

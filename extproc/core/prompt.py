@@ -77,7 +77,7 @@ _BILLING_BLOCK = "x-anthropic-billing-header"
 _canonical_json = json.JSONEncoder(ensure_ascii=False, sort_keys=True, separators=(",", ":")).encode
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Prompt:
     """A prompt's stream and its boundaries, both byte offsets in it.
 
