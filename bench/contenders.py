@@ -3,6 +3,7 @@
 extproc          Envoy and this router, as `extproc envoy-config` and the defaults have them, compiled as in its image
 interpreted      the same from its sources, as Python runs them
 extproc@256      the same before so many replicas
+workers          the same with two workers, and two threads of Envoy, whose connections they share
 floor            the same Envoy, and a picker that reads nothing and decides nothing (bench/floor.py)
 grpcio-floor     that on grpcio's core
 envoy            Envoy alone: a ring hash on the session header
@@ -87,6 +88,7 @@ def start(name: str, directory: Path, backends: Sequence[str]) -> Contender:
     starters: dict[str, Callable[[Contender, Sequence[str]], None]] = {
         "extproc": lambda contender, backends: _start_extproc(contender, backends, compiled()),
         "interpreted": lambda contender, backends: _start_extproc(contender, backends, ROOT),
+        "workers": lambda contender, backends: _start_extproc(contender, backends, compiled(), workers=2),
         "floor": _start_floor,
         "grpcio-floor": _start_grpcio_floor,
         "envoy": _start_envoy,
@@ -124,12 +126,15 @@ def _imported_from(package: Path) -> dict[str, str]:
     return {"PYTHONSAFEPATH": "1", "PYTHONPATH": str(package)}
 
 
-def _start_extproc(contender: Contender, backends: Sequence[str], package: Path) -> None:
+def _start_extproc(contender: Contender, backends: Sequence[str], package: Path, workers: int = 1) -> None:
     front = _configure(contender, backends)
     env = front.env | _imported_from(package)
-    router = contender.run("router", [*EXTPROC, "serve", "--config", front.config], env)
+    argv: list[str | Path] = [*EXTPROC, "serve", "--config", front.config, "--workers", str(workers)]
+    router = contender.run("router", argv, env)
     router.wait_ready(lambda: "membership changed" in router.log(), "the router knows its fleet")
-    _start_envoy_before(contender, front)
+    if workers > 1:
+        router.wait_ready(lambda: router.log().count("worker serving") == workers, "all workers serve")
+    _start_envoy_before(contender, front, threads=workers)
 
 
 def _start_grpcio_floor(contender: Contender, backends: Sequence[str]) -> None:
@@ -157,11 +162,11 @@ def _configure(contender: Contender, backends: Sequence[str]) -> Front:
     return Front(config, router, admin, {"OTEL_EXPORTER_OTLP_ENDPOINT": f"http://{collector}"})
 
 
-def _start_envoy_before(contender: Contender, front: Front) -> None:
+def _start_envoy_before(contender: Contender, front: Front, threads: int = 1) -> None:
     """Envoy, with what the configuration says of it, once it finds the router well."""
     bootstrap = contender.directory / "envoy.yaml"
     subprocess.run([*EXTPROC, "envoy-config", "--config", front.config, "-o", bootstrap], check=True)
-    envoy = _run_envoy(contender, bootstrap)
+    envoy = _run_envoy(contender, bootstrap, threads)
 
     def asks() -> bool:
         lines = _get(f"http://{front.envoy_admin}/clusters").splitlines()
@@ -179,13 +184,13 @@ def _start_envoy(contender: Contender, backends: Sequence[str]) -> None:
     _run_envoy(contender, bootstrap).wait_ready(lambda: answers(f"{contender.url}/health"), "Envoy answers")
 
 
-def _run_envoy(contender: Contender, bootstrap: Path) -> Process:
+def _run_envoy(contender: Contender, bootstrap: Path, threads: int = 1) -> Process:
     argv: list[str | Path] = [
         ENVOY,
         "-c",
         bootstrap,
         "--concurrency",
-        "1",
+        str(threads),
         "--disable-hot-restart",
         "--log-level",
         "error",

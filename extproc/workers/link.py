@@ -19,27 +19,37 @@ if TYPE_CHECKING:
 
 Message = tuple[Any, ...]
 
+POST_DELAY_S: Final = 0.001
+"""What is posted waits so long for company: waking the other end costs as much as half a decision."""
+
 _LENGTH: Final = struct.Struct("!I")
 _READ_BYTES: Final = 64 * 1024
-_MAX_SOCKETS: Final = 16
-"""Taken with one read; Linux hands over those of one message at a time."""
+_TIMEVAL: Final = struct.Struct("ll")
+"""As Linux has it."""
+_DESCRIPTOR: Final = struct.Struct("i")
+_ANCILLARY_BYTES: Final = socket.CMSG_SPACE(_DESCRIPTOR.size)
+"""Of one socket: Linux hands over those of one message at a time."""
 
 
 class Link:
     """One end. It never blocks but in `wait`: what the other end does not take yet is kept here.
 
+    patience_s: how long `wait` waits.
     ended: the other end is gone, and all that it said has been taken. What is sent then is lost.
     """
 
-    def __init__(self, end: socket.socket) -> None:
-        end.setblocking(False)
+    def __init__(self, end: socket.socket, patience_s: float = 1.0) -> None:
+        # A blocking socket with a time limit, so that `wait` is one system call; all others are told not to wait.
+        end.setblocking(True)
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _timeval(patience_s))
         self.ended = False
+        self._patience_s = patience_s
         self._end = end
         self._outgoing: deque[tuple[bytearray, socket.socket | None]] = deque()
         self._incoming = bytearray()
-        self._sockets: deque[int] = deque()
+        self._sockets: deque[socket.socket] = deque()
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._will_flush = False
+        self._timer: asyncio.TimerHandle | None = None
         self._waits_to_write = False
 
     def follow(self, readable: Callable[[], None]) -> None:
@@ -60,18 +70,19 @@ class Link:
         self._outgoing.clear()
         while self._sockets:
             self.socket().close()
+        if self._timer is not None:
+            self._timer.cancel()
 
     # --- out ---
 
     def post(self, message: Message, passenger: socket.socket | None = None) -> None:
-        """Send with whatever else this turn of the loop posts: one system call for all. `passenger` is given away."""
+        """Send within `POST_DELAY_S`, with whatever else is sent by then. `passenger` is given away."""
         self._put(message, passenger)
-        if not self._will_flush and self._loop is not None:
-            self._will_flush = True
-            self._loop.call_soon(self._flush)
+        if self._timer is None and self._loop is not None:
+            self._timer = self._loop.call_later(POST_DELAY_S, self._flush)
 
     def send(self, message: Message) -> None:
-        """Send at once."""
+        """Send at once, behind what was posted."""
         self._put(message, None)
         self._flush()
 
@@ -84,7 +95,9 @@ class Link:
             self._outgoing.append((bytearray(frame), passenger))
 
     def _flush(self) -> None:
-        self._will_flush = False
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
         try:
             while self._outgoing and not self.ended:
                 self._send_first()
@@ -98,9 +111,11 @@ class Link:
     def _send_first(self) -> None:
         data, passenger = self._outgoing[0]
         if passenger is None:
-            sent = self._end.send(data)
+            sent = self._end.send(data, socket.MSG_DONTWAIT)
         else:
-            sent = socket.send_fds(self._end, [data], [passenger.fileno()])
+            # Not socket.send_fds, which forgets its flags in Python 3.11.
+            rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, _DESCRIPTOR.pack(passenger.fileno()))
+            sent = self._end.sendmsg([data], [rights], socket.MSG_DONTWAIT)
             passenger.close()
         if sent == len(data):
             self._outgoing.popleft()
@@ -120,19 +135,33 @@ class Link:
 
     def take(self) -> list[Message]:
         """All that has arrived."""
-        while not self.ended:
-            try:
-                data, sockets, _, _ = socket.recv_fds(self._end, _READ_BYTES, _MAX_SOCKETS)
-            except BlockingIOError:
-                break
-            except OSError:
-                data, sockets = b"", []
-            self.ended = not data
-            self._incoming += data
-            self._sockets.extend(sockets)
-            if len(data) < _READ_BYTES:
-                break
+        while self._read(socket.MSG_DONTWAIT):
+            pass
         return self._complete()
+
+    def wait(self) -> list[Message]:
+        """Block until something arrives, and take it. May be nothing: at the end, in time, half of a message."""
+        if self._outgoing:
+            self._wait_to_send()
+        else:
+            self._read(0)
+        return self._complete()
+
+    def _read(self, flags: int) -> bool:
+        """Whether there may be more."""
+        if self.ended:
+            return False
+        try:
+            data, ancillary, _, _ = self._end.recvmsg(_READ_BYTES, _ANCILLARY_BYTES, flags)
+        except BlockingIOError:
+            return False
+        except OSError:
+            data, ancillary = b"", []
+        self.ended = not data
+        self._incoming += data
+        for _, _, descriptor in ancillary:
+            self._sockets.append(socket.socket(fileno=_DESCRIPTOR.unpack(descriptor)[0]))
+        return len(data) == _READ_BYTES
 
     def _complete(self) -> list[Message]:
         buffer, messages, at = self._incoming, [], 0
@@ -148,13 +177,17 @@ class Link:
 
     def socket(self) -> socket.socket:
         """The socket that came with a message; call it once for each that has one, in their order."""
-        return socket.socket(fileno=self._sockets.popleft())
+        return self._sockets.popleft()
 
-    def wait(self, timeout_s: float) -> bool:
-        """Block until there is something to take, or the end is; False where the time was up. Sends on meanwhile."""
+    def _wait_to_send(self) -> None:
         poll = select.poll()
-        poll.register(self._end, select.POLLIN | (select.POLLOUT if self._outgoing else 0))
-        events = poll.poll(max(0.0, timeout_s) * 1000)
-        if events and events[0][1] & select.POLLOUT:
-            self._flush()
-        return bool(events)
+        poll.register(self._end, select.POLLIN | select.POLLOUT)
+        for _, event in poll.poll(self._patience_s * 1000):
+            if event & select.POLLOUT:
+                self._flush()
+            if event & ~select.POLLOUT:
+                self._read(socket.MSG_DONTWAIT)
+
+
+def _timeval(time_s: float) -> bytes:
+    return _TIMEVAL.pack(int(time_s), round(time_s % 1 * 1e6))

@@ -11,15 +11,17 @@ from typing import TYPE_CHECKING, Final
 from extproc.core.features import extract
 from extproc.picker import known_key
 from extproc.workers import words
+from extproc.workers.link import Link
 
 if TYPE_CHECKING:
+    import socket
     from collections.abc import AsyncIterator, Callable
 
     from extproc.core.decision import Decision
     from extproc.core.features import FeatureSettings
     from extproc.core.request import Request
     from extproc.picker import ResponseStart
-    from extproc.workers.link import Link, Message
+    from extproc.workers.link import Message
 
 ANSWER_LIMIT_S: Final = 1.0
 """A worker stands still while it waits: half of what Envoy gives each message (`envoy.message_timeout_s`)."""
@@ -31,23 +33,16 @@ class Parent:
     heard: called with each message that is no answer, in order, on the running loop. lost: called once, at the end.
     """
 
-    def __init__(
-        self,
-        link: Link,
-        heard: Callable[[Message], None],
-        lost: Callable[[], None],
-        answer_limit_s: float = ANSWER_LIMIT_S,
-    ) -> None:
-        self.link = link
+    def __init__(self, end: socket.socket, heard: Callable[[Message], None], lost: Callable[[], None]) -> None:
+        self.link = Link(end, ANSWER_LIMIT_S)
         self._heard = heard
         self._lost = lost
-        self._answer_limit_s = answer_limit_s
         self._awaited: int | None = None
         self._answer: Message | None = None
         self._inbox: deque[Message] = deque()
         self._over = False
         self._loop = asyncio.get_running_loop()
-        link.follow(self._take)
+        self.link.follow(self._take)
 
     def ask(self, number: int, question: Message) -> Message | None:
         """Blocks for the answer. None where none came in time, or one to an earlier question is still to come."""
@@ -56,15 +51,20 @@ class Parent:
         if self._awaited is not None or self.link.ended:
             return None
         self._awaited = number
-        deadline_s = monotonic() + self._answer_limit_s
+        until_s = monotonic() + ANSWER_LIMIT_S
         self.link.send(question)
-        while self._awaited is not None and not self.link.ended and self.link.wait(deadline_s - monotonic()):
-            self._take()
+        while self._awaited is not None and not self.link.ended:
+            self._sort(self.link.wait())
+            if self._awaited is not None and monotonic() >= until_s:
+                return None
         return self._answer if self._awaited is None else None
 
     def _take(self) -> None:
-        """Sort what has come: the answer, or for the loop to tell, in its order."""
-        for message in self.link.take():
+        self._sort(self.link.take())
+
+    def _sort(self, messages: list[Message]) -> None:
+        """The answer is for who waits for it, all else for the loop to tell in its order."""
+        for message in messages:
             if message[0] != words.ANSWER:
                 self._inbox.append(message)
             elif message[1] == self._awaited:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from extproc.server import Server
 from extproc.workers import words
-from extproc.workers.link import Link
 from extproc.workers.remote import Parent, RemoteDiscovery, RemotePicker
 
 if TYPE_CHECKING:
@@ -29,9 +28,9 @@ class Worker:
     """Serves until its parent has it leave, or is gone. Make it inside a running event loop."""
 
     def __init__(self, end: socket.socket) -> None:
-        self._link = Link(end)
         self._ended = asyncio.Event()
-        self._parent = Parent(self._link, self._hear, self._ended.set)
+        self._parent = Parent(end, self._hear, self._ended.set)
+        self._link = self._parent.link
         self._discovery = RemoteDiscovery(self._parent)
         self._taken = 0
         self._tasks: set[asyncio.Task[None]] = set()

@@ -35,11 +35,10 @@ class Worker:
     """One worker as far as the link goes. lost: how often it was told that its parent is gone."""
 
     end: socket.socket
-    answer_limit_s: float
     lost: int = 0
 
     def __post_init__(self) -> None:
-        self.parent = Parent(Link(self.end), self._heard, self._lost, self.answer_limit_s)
+        self.parent = Parent(self.end, self._heard, self._lost)
         self.picker = RemotePicker(self.parent, FeatureSettings(), MAX_UNREAD_BYTES)
         self.discovery = RemoteDiscovery(self.parent)
 
@@ -86,11 +85,11 @@ class House:
     def join(self, replicas: Iterable[Replica]) -> None:
         self.call(lambda: self.router.set_members(replicas, self.now_s))
 
-    def worker(self, answer_limit_s: float = 10.0) -> Worker:
+    def worker(self) -> Worker:
         """One more, in the test's own loop."""
         near, far = socket.socketpair()
         self.call(lambda: self._receive(near))
-        worker = Worker(far, answer_limit_s)
+        worker = Worker(far)
         self._workers.append(worker)
         return worker
 
