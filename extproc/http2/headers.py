@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 
 from hpack import Decoder, HPACKError
@@ -32,8 +32,8 @@ class BadHeaders(ValueError):
 class HeaderBlocks:
     """Reads the header blocks of one connection, in their order.
 
-    A peer says the same of each call. Once the connection's table holds it, a block is a few references, and the same
-    reference means the same as long as nothing is added to the table: such a block is read once.
+    A peer says the same of each call, and the same block means the same as long as the connection's table stays what it
+    is: such a block is read once.
     """
 
     def __init__(self) -> None:
@@ -45,6 +45,8 @@ class HeaderBlocks:
         known = self._known.get(block)
         if known is not None:
             return known
+        entries: Any = self._decoder.header_table.dynamic_entries  # as objects: what counts is which, not what is in it
+        newest, size = (entries[0] if entries else None), len(entries)
         try:
             fields = self._decoder.decode(block, raw=True)
         except HPACKError as error:
@@ -52,10 +54,12 @@ class HeaderBlocks:
         headers = {
             bytes(field[0]).decode("utf-8", "replace"): bytes(field[1]).decode("utf-8", "replace") for field in fields
         }
-        if block and min(block) >= 0x80 and len(self._known) < MAX_KNOWN_BLOCKS:  # references alone (6.1)
-            self._known[block] = headers
-        else:
+        # Whatever is added to the table stands first in it, and what is dropped from it makes it shorter.
+        unchanged = len(entries) == size and (not entries or entries[0] is newest)
+        if not unchanged or len(self._known) >= MAX_KNOWN_BLOCKS:
             self._known.clear()
+        if unchanged:
+            self._known[block] = headers
         return headers
 
 

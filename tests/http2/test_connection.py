@@ -8,7 +8,8 @@ import weakref
 import pytest
 from h2.errors import ErrorCodes
 from h2.settings import SettingCodes
-from hypothesis import given
+from hpack import Decoder
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from extproc.http2 import frames
@@ -36,6 +37,7 @@ def test_a_call_from_its_beginning_to_its_end() -> None:
 messages = st.lists(st.binary(max_size=40) | st.sampled_from([b"x" * 16_384, b"y" * 40_000]), min_size=1, max_size=5)
 
 
+@settings(deadline=None)
 @given(messages, st.data())
 def test_however_the_bytes_are_cut_the_messages_are_the_same(sent: list[bytes], data: st.DataObject) -> None:
     step = data.draw(st.sampled_from([1, 2, 3, 5, 8, 13, 1000, 16_389]))
@@ -49,6 +51,7 @@ def test_however_the_bytes_are_cut_the_messages_are_the_same(sent: list[bytes], 
     assert caller.calls[0].events == [*sent, "half closed", "closed"]
 
 
+@settings(deadline=None)
 @given(st.lists(st.binary(max_size=20), max_size=4), st.integers(1, 9))
 def test_however_a_message_is_spread_over_frames_it_is_the_same(sent: list[bytes], step: int) -> None:
     caller = Caller()
@@ -76,6 +79,20 @@ def test_headers_stay_right_while_the_table_of_them_changes() -> None:
         extra = [("traceparent", f"00-{number}")] if number % 3 == 0 else []
         caller.say(caller.open(*extra), b"x", end=True)
         assert caller.calls[-1].metadata == dict(HEADERS) | dict(extra)
+
+
+def test_headers_that_say_the_same_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    blocks: list[bytes] = []
+    read = Decoder.decode
+    monkeypatch.setattr(Decoder, "decode", lambda self, block, raw: blocks.append(block) or read(self, block, raw))
+    path = (0x04, len(PATH), *PATH.encode())  # as Envoy writes it: a literal that no table remembers
+    first = bytes((0x83, 0x86, *path, 0x5F, 16)) + b"application/grpc"  # and one that the table does
+    later = bytes((0x83, 0x86, *path, 0xBE))
+    connection = Connection({}, MAX_MESSAGE_BYTES, lambda: None)
+    connection.receive(SETTINGS)
+    for number, block in enumerate([first, later, later, first, later, later]):
+        connection.receive(headers_frame(2 * number + 1, block=block))
+    assert blocks == [first, later, first, later]
 
 
 def test_long_headers_come_in_several_frames() -> None:
@@ -356,6 +373,7 @@ def test_headers_that_unpack_to_much_are_not_unpacked() -> None:
     assert connection.failed
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=300))
 def test_any_bytes_after_the_preface_are_survived(data: bytes) -> None:
     connection = Connection({}, MAX_MESSAGE_BYTES, lambda: None)
@@ -364,6 +382,7 @@ def test_any_bytes_after_the_preface_are_survived(data: bytes) -> None:
     connection.take_output()
 
 
+@settings(deadline=None)
 @given(
     st.lists(
         st.tuples(st.integers(0, 12), st.integers(0, 255), st.sampled_from([0, 1, 2, 3, 5, 2**31 - 1]))
