@@ -8,7 +8,6 @@ import weakref
 import pytest
 from h2.errors import ErrorCodes
 from h2.settings import SettingCodes
-from hpack import Decoder
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -79,20 +78,6 @@ def test_headers_stay_right_while_the_table_of_them_changes() -> None:
         extra = [("traceparent", f"00-{number}")] if number % 3 == 0 else []
         caller.say(caller.open(*extra), b"x", end=True)
         assert caller.calls[-1].metadata == dict(HEADERS) | dict(extra)
-
-
-def test_headers_that_say_the_same_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    blocks: list[bytes] = []
-    read = Decoder.decode
-    monkeypatch.setattr(Decoder, "decode", lambda self, block, raw: blocks.append(block) or read(self, block, raw))
-    path = (0x04, len(PATH), *PATH.encode())  # as Envoy writes it: a literal that no table remembers
-    first = bytes((0x83, 0x86, *path, 0x5F, 16)) + b"application/grpc"  # and one that the table does
-    later = bytes((0x83, 0x86, *path, 0xBE))
-    connection = Connection({}, MAX_MESSAGE_BYTES, lambda: None)
-    connection.receive(SETTINGS)
-    for number, block in enumerate([first, later, later, first, later, later]):
-        connection.receive(headers_frame(2 * number + 1, block=block))
-    assert blocks == [first, later, first, later]
 
 
 def test_long_headers_come_in_several_frames() -> None:

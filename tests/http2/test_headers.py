@@ -13,6 +13,7 @@ NAMES = st.sampled_from([b":path", b":method", b"te", b"content-type", b"tracepa
 VALUES = st.sampled_from([b"", b"POST", b"trailers", b"/a"]) | st.binary(max_size=80) | st.just(b"v" * 3000)
 FIELDS = st.lists(st.tuples(NAMES, VALUES, st.booleans()), max_size=8)  # True: never to be remembered
 BLOCKS = st.lists(st.tuples(FIELDS, st.booleans(), st.none() | st.integers(0, 4096)), max_size=6)
+PATH = b"/test.Service/Method"
 CALL = [(":method", "POST"), (":path", "/envoy.Service/Process"), ("te", "trailers")]
 
 
@@ -44,11 +45,24 @@ def test_any_bytes_are_taken_as_another_decoder_takes_them(blocks: list[bytes]) 
 
 
 def test_the_next_call_of_a_peer_is_a_few_references() -> None:
-    encoder, reader = Encoder(), HeaderBlocks()
+    encoder = Encoder()
     first, second = encoder.encode(CALL), encoder.encode(CALL)
     assert len(second) == len(CALL) < len(first)
-    assert dict(reader.read(first)) == dict(CALL)
-    assert reader.read(second) is reader.read(second)
+    reader = HeaderBlocks()
+    assert dict(reader.read(first)) == dict(reader.read(second)) == dict(CALL)
+
+
+def test_headers_that_say_the_same_are_read_once() -> None:
+    path = (0x04, len(PATH), *PATH)  # as Envoy writes it: a literal that no table remembers
+    first = bytes((0x83, 0x86, *path, 0x5F, 16)) + b"application/grpc"  # and one that the table does
+    later = bytes((0x83, 0x86, *path, 0xBE))
+    reader = HeaderBlocks()
+    read = [reader.read(block) for block in (first, later, later, first, later, later)]
+    assert all(headers == read[0] for headers in read)
+    assert [any(headers is other for other in read[:place]) for place, headers in enumerate(read)] == [
+        *(False, False, True),
+        *(False, False, True),
+    ]
 
 
 def test_a_reference_means_something_else_once_the_table_has_grown() -> None:
