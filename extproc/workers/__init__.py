@@ -12,7 +12,7 @@ decision sees all requests before it, whichever worker they came by.
 
     link        messages over a Unix socket
     words       what they say
-    remote      the worker's picker and endpoint discovery, which ask the parent
+    remote      the worker's picker and endpoint discovery, which ask the parent, and its calls, which wait for it
     desk        the parent's answers to one worker
     worker      the process that serves
     supervisor  the parent's port and its workers: starts, feeds and replaces them
@@ -20,8 +20,10 @@ decision sees all requests before it, whichever worker they came by.
 An Envoy opens a connection for each of its threads and keeps it, and a kernel that spreads connections over listening
 processes may give them all to one. So the parent accepts, and hands each to the worker that has the fewest.
 
-A worker waits for its answer: a decision takes less time than a turn of its event loop. Where none comes in time it
-lets the request go unrouted, to Envoy's own fallback, and asks no more until the parent answers again.
+A stream's call waits for its answer in a greenlet, since the exchange and all below it know no waiting. So the loop
+goes on, and questions that arise together travel together: to wake another process costs as much as half a decision.
+Where no answer comes in time, the request goes unrouted, to Envoy's own fallback; then nobody asks until the parent
+says something again.
 
 A worker that dies takes its connections with it. Its requests that were routed run on, its leases are released at
 once. Workers whose parent dies end.

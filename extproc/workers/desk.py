@@ -71,13 +71,13 @@ class Desk:
             pick = self._route(message)
         except Exception:
             log.exception("a decision failed")
-            self._link.send(words.answer(number, words.unanswered()))
+            self._link.post(words.answer(number, words.unanswered()))
             return
         if pick is None:
-            self._link.send((words.ANSWER, number))
+            self._link.post((words.ANSWER, number))
             return
         self._picks[number] = pick
-        self._link.send(words.answer(number, pick.decision))
+        self._link.post(words.answer(number, pick.decision))
 
     def _route(self, message: Message) -> Pick | None:
         if message[0] == words.QUESTION:

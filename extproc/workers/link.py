@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import marshal
-import select
 import socket
 import struct
 from collections import deque
@@ -19,50 +18,43 @@ if TYPE_CHECKING:
 
 Message = tuple[Any, ...]
 
-POST_DELAY_S: Final = 0.001
-"""What is posted waits so long for company: waking the other end costs as much as half a decision."""
+LATER_S: Final = 0.001
+"""What can wait does so for company: waking the other end costs as much as half a decision."""
 
 _LENGTH: Final = struct.Struct("!I")
 _READ_BYTES: Final = 64 * 1024
-_TIMEVAL: Final = struct.Struct("ll")
-"""As Linux has it."""
 _DESCRIPTOR: Final = struct.Struct("i")
 _ANCILLARY_BYTES: Final = socket.CMSG_SPACE(_DESCRIPTOR.size)
 """Of one socket: Linux hands over those of one message at a time."""
 
 
 class Link:
-    """One end. It never blocks but in `wait`: what the other end does not take yet is kept here.
+    """One end, on an event loop. It never blocks: what the other end does not take yet is kept here.
 
-    patience_s: how long `wait` waits.
+    readable: called when there is something to `take`, or the end to be seen.
     ended: the other end is gone, and all that it said has been taken. What is sent then is lost.
     """
 
-    def __init__(self, end: socket.socket, patience_s: float = 1.0) -> None:
-        # A blocking socket with a time limit, so that `wait` is one system call; all others are told not to wait.
-        end.setblocking(True)
-        end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _timeval(patience_s))
+    def __init__(self, end: socket.socket, readable: Callable[[], None]) -> None:
+        end.setblocking(False)
         self.ended = False
-        self._patience_s = patience_s
         self._end = end
         self._outgoing: deque[tuple[bytearray, socket.socket | None]] = deque()
         self._incoming = bytearray()
         self._sockets: deque[socket.socket] = deque()
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._timer: asyncio.TimerHandle | None = None
+        self._soon: asyncio.Handle | None = None
+        self._later: asyncio.TimerHandle | None = None
         self._waits_to_write = False
-
-    def follow(self, readable: Callable[[], None]) -> None:
-        """From now on have the running loop call `readable` when there is something to `take`, and the end is."""
         self._loop = asyncio.get_running_loop()
-        self._loop.add_reader(self._end, readable)
+        self._loop.add_reader(end, readable)
 
     def close(self) -> None:
         """Idempotent."""
+        if self._end.fileno() < 0:
+            return
         self.ended = True
-        if self._loop is not None and self._end.fileno() >= 0:
-            self._loop.remove_reader(self._end)
-            self._loop.remove_writer(self._end)
+        self._loop.remove_reader(self._end)
+        self._loop.remove_writer(self._end)
         self._end.close()
         for _, passenger in self._outgoing:
             if passenger is not None:
@@ -70,21 +62,20 @@ class Link:
         self._outgoing.clear()
         while self._sockets:
             self.socket().close()
-        if self._timer is not None:
-            self._timer.cancel()
 
     # --- out ---
 
     def post(self, message: Message, passenger: socket.socket | None = None) -> None:
-        """Send within `POST_DELAY_S`, with whatever else is sent by then. `passenger` is given away."""
+        """Send with all else that is posted in this turn of the loop. `passenger` is given away."""
         self._put(message, passenger)
-        if self._timer is None and self._loop is not None:
-            self._timer = self._loop.call_later(POST_DELAY_S, self._flush)
+        if self._soon is None:
+            self._soon = self._loop.call_soon(self._flush)
 
-    def send(self, message: Message) -> None:
-        """Send at once, behind what was posted."""
+    def post_later(self, message: Message) -> None:
+        """Send with what is posted next, or after `LATER_S`."""
         self._put(message, None)
-        self._flush()
+        if self._soon is None and self._later is None:
+            self._later = self._loop.call_later(LATER_S, self._flush)
 
     def _put(self, message: Message, passenger: socket.socket | None) -> None:
         content = marshal.dumps(message)
@@ -95,9 +86,10 @@ class Link:
             self._outgoing.append((bytearray(frame), passenger))
 
     def _flush(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._soon = None
+        if self._later is not None:
+            self._later.cancel()
+            self._later = None
         try:
             while self._outgoing and not self.ended:
                 self._send_first()
@@ -111,11 +103,9 @@ class Link:
     def _send_first(self) -> None:
         data, passenger = self._outgoing[0]
         if passenger is None:
-            sent = self._end.send(data, socket.MSG_DONTWAIT)
+            sent = self._end.send(data)
         else:
-            # Not socket.send_fds, which forgets its flags in Python 3.11.
-            rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, _DESCRIPTOR.pack(passenger.fileno()))
-            sent = self._end.sendmsg([data], [rights], socket.MSG_DONTWAIT)
+            sent = socket.send_fds(self._end, [data], [passenger.fileno()])
             passenger.close()
         if sent == len(data):
             self._outgoing.popleft()
@@ -123,7 +113,7 @@ class Link:
             self._outgoing[0] = (data[sent:], None)
 
     def _wait_to_write(self, wait: bool) -> None:
-        if wait is self._waits_to_write or self._loop is None:
+        if wait is self._waits_to_write or self.ended:
             return
         self._waits_to_write = wait
         if wait:
@@ -135,24 +125,16 @@ class Link:
 
     def take(self) -> list[Message]:
         """All that has arrived."""
-        while self._read(socket.MSG_DONTWAIT):
+        while self._read():
             pass
         return self._complete()
 
-    def wait(self) -> list[Message]:
-        """Block until something arrives, and take it. May be nothing: at the end, in time, half of a message."""
-        if self._outgoing:
-            self._wait_to_send()
-        else:
-            self._read(0)
-        return self._complete()
-
-    def _read(self, flags: int) -> bool:
+    def _read(self) -> bool:
         """Whether there may be more."""
         if self.ended:
             return False
         try:
-            data, ancillary, _, _ = self._end.recvmsg(_READ_BYTES, _ANCILLARY_BYTES, flags)
+            data, ancillary, _, _ = self._end.recvmsg(_READ_BYTES, _ANCILLARY_BYTES)
         except BlockingIOError:
             return False
         except OSError:
@@ -178,16 +160,3 @@ class Link:
     def socket(self) -> socket.socket:
         """The socket that came with a message; call it once for each that has one, in their order."""
         return self._sockets.popleft()
-
-    def _wait_to_send(self) -> None:
-        poll = select.poll()
-        poll.register(self._end, select.POLLIN | select.POLLOUT)
-        for _, event in poll.poll(self._patience_s * 1000):
-            if event & select.POLLOUT:
-                self._flush()
-            if event & ~select.POLLOUT:
-                self._read(socket.MSG_DONTWAIT)
-
-
-def _timeval(time_s: float) -> bytes:
-    return _TIMEVAL.pack(int(time_s), round(time_s % 1 * 1e6))

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
+from functools import partial
 from itertools import count
 from time import monotonic
 from typing import TYPE_CHECKING, Final
 
+from greenlet import getcurrent, greenlet
+
+from extproc.call import UNKNOWN
 from extproc.core.features import extract
 from extproc.picker import known_key
 from extproc.workers import words
@@ -17,68 +22,113 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import AsyncIterator, Callable
 
+    from extproc.call import Answering, Call
     from extproc.core.decision import Decision
     from extproc.core.features import FeatureSettings
     from extproc.core.request import Request
     from extproc.picker import ResponseStart
     from extproc.workers.link import Message
 
+log = logging.getLogger(__name__)
+
 ANSWER_LIMIT_S: Final = 1.0
-"""A worker stands still while it waits: half of what Envoy gives each message (`envoy.message_timeout_s`)."""
+"""How long a question waits: half of what Envoy gives each message (`envoy.message_timeout_s`)."""
 
 
 class Parent:
     """The process that decides, as a worker sees it.
 
-    heard: called with each message that is no answer, in order, on the running loop. lost: called once, at the end.
+    heard: called with each message that is no answer. lost: called once, at the end.
     """
 
     def __init__(self, end: socket.socket, heard: Callable[[Message], None], lost: Callable[[], None]) -> None:
-        self.link = Link(end, ANSWER_LIMIT_S)
+        self.link = Link(end, self._readable)
         self._heard = heard
         self._lost = lost
-        self._awaited: int | None = None
-        self._answer: Message | None = None
-        self._inbox: deque[Message] = deque()
-        self._over = False
+        self._asked: dict[int, tuple[greenlet, float]] = {}  # who waits, and until when, in the order of the questions
+        self._silent = False
+        self._timer: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
-        self.link.follow(self._take)
 
     def ask(self, number: int, question: Message) -> Message | None:
-        """Blocks for the answer. None where none came in time, or one to an earlier question is still to come."""
-        if self._awaited is not None:
-            self._take()
-        if self._awaited is not None or self.link.ended:
+        """The answer; for a greenlet, which waits for it while the loop goes on (see `Patient`).
+
+        None where it does not come in time, and from then on, until something comes again.
+        """
+        if self._silent or self.link.ended:
             return None
-        self._awaited = number
-        until_s = monotonic() + ANSWER_LIMIT_S
-        self.link.send(question)
-        while self._awaited is not None and not self.link.ended:
-            self._sort(self.link.wait())
-            if self._awaited is not None and monotonic() >= until_s:
-                return None
-        return self._answer if self._awaited is None else None
+        current = getcurrent()
+        assert current.parent is not None
+        self._asked[number] = current, self._loop.time() + ANSWER_LIMIT_S
+        if self._timer is None:
+            self._timer = self._loop.call_later(ANSWER_LIMIT_S, self._give_up)
+        self.link.post(question)
+        answer: Message | None = current.parent.switch()
+        return answer
 
-    def _take(self) -> None:
-        self._sort(self.link.take())
-
-    def _sort(self, messages: list[Message]) -> None:
-        """The answer is for who waits for it, all else for the loop to tell in its order."""
-        for message in messages:
-            if message[0] != words.ANSWER:
-                self._inbox.append(message)
-            elif message[1] == self._awaited:
-                self._awaited, self._answer = None, message
-        if self._inbox or self.link.ended:
-            self._loop.call_soon(self._tell)
-
-    def _tell(self) -> None:
-        while self._inbox:
-            self._heard(self._inbox.popleft())
-        if self.link.ended and not self._over:
-            self._over = True
+    def _readable(self) -> None:
+        for message in self.link.take():
+            if message[0] == words.ANSWER:
+                self._silent = False
+                waiting = self._asked.pop(message[1], None)
+                if waiting is not None:
+                    waiting[0].switch(message)
+            else:
+                self._heard(message)
+        if self.link.ended:
             self.link.close()
+            self._go_without(list(self._asked))
             self._lost()
+
+    def _give_up(self) -> None:
+        """Let go those that have waited too long, and look again when the next has."""
+        now_s = self._loop.time()
+        late = [number for number, (_, until_s) in self._asked.items() if until_s <= now_s]
+        self._silent = self._silent or bool(late)
+        self._go_without(late)
+        self._timer = None
+        if self._asked:
+            _, until_s = next(iter(self._asked.values()))
+            self._timer = self._loop.call_at(until_s, self._give_up)
+
+    def _go_without(self, numbers: list[int]) -> None:
+        for number in numbers:
+            waiting, _ = self._asked.pop(number)
+            waiting.switch(None)
+
+
+class Patient:
+    """A Call that may wait for the parent, in a greenlet of its own. What comes meanwhile waits behind it."""
+
+    def __init__(self, call: Call, answering: Answering) -> None:
+        self._call = call
+        self._answering = answering
+        self._waits = False
+        self._behind: deque[Callable[[], None]] = deque()
+
+    def received(self, message: bytes) -> None:
+        self._do(partial(self._call.received, message))
+
+    def half_closed(self) -> None:
+        self._do(self._call.half_closed)
+
+    def closed(self) -> None:
+        self._do(self._call.closed)
+
+    def _do(self, work: Callable[[], None]) -> None:
+        self._behind.append(work)
+        if not self._waits:
+            greenlet(self._work).switch()
+
+    def _work(self) -> None:
+        self._waits = True
+        while self._behind:
+            try:
+                self._behind.popleft()()
+            except Exception:
+                log.exception("a call failed")
+                self._answering.end(UNKNOWN, "internal error")
+        self._waits = False
 
 
 class RemotePicker:
@@ -136,12 +186,12 @@ class RemotePick:
 
     def response_started(self, start: ResponseStart) -> None:
         if not self._finished:
-            self._parent.link.post(words.started(self._number, start))
+            self._parent.link.post_later(words.started(self._number, start))
 
     def finish(self) -> None:
         if not self._finished:
             self._finished = True
-            self._parent.link.post((words.FINISHED, self._number))
+            self._parent.link.post_later((words.FINISHED, self._number))
 
 
 class RemoteDiscovery:

@@ -52,25 +52,25 @@ class WorkerProcess:
     def __init__(
         self,
         process: asyncio.subprocess.Process,
-        link: Link,
-        desk: Desk,
+        end: socket.socket,
+        picker: EndpointPicker,
+        endpoints: EndpointDiscovery,
         errors: Counter[str],
         began: Callable[[], None],
     ) -> None:
         self.process = process
-        self.link = link
+        self.link = Link(end, self._readable)
         self.started_s = monotonic()
         self.serving = False
         self.gone = asyncio.Event()
         self.leases_left = 0
-        self._desk = desk
+        self._desk = Desk(self.link, picker, endpoints)
         self._errors = errors
         self._began = began
         self._counted: Mapping[str, int] = {}
         self._given = 0
         self._ended = 0
         self._pings = 0
-        link.follow(self._readable)
 
     @property
     def connections(self) -> int:
@@ -226,13 +226,11 @@ class Supervisor:
             except BaseException:
                 ours.close()
                 raise
-        link = Link(ours)
-        desk = Desk(link, self._picker, self._endpoints)
-        worker = WorkerProcess(process, link, desk, self.stream_errors, self._serving.set)
-        self._workers.append(worker)
         picker = self._picker
-        link.post(words.start(words.Start(self._settings, picker.feature_settings, picker.max_unread_bytes)))
-        link.post((words.READY, self._ready))
+        worker = WorkerProcess(process, ours, picker, self._endpoints, self.stream_errors, self._serving.set)
+        self._workers.append(worker)
+        worker.link.post(words.start(words.Start(self._settings, picker.feature_settings, picker.max_unread_bytes)))
+        worker.link.post((words.READY, self._ready))
         return worker
 
     async def _outlive(self, worker: WorkerProcess) -> None:

@@ -9,19 +9,31 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from extproc.server import Server
+from extproc.services import EXTERNAL_PROCESSOR
 from extproc.workers import words
-from extproc.workers.remote import Parent, RemoteDiscovery, RemotePicker
+from extproc.workers.remote import Parent, Patient, RemoteDiscovery, RemotePicker
 
 if TYPE_CHECKING:
     import socket
     from collections.abc import Coroutine
 
+    from extproc.server import ServerSettings
     from extproc.workers.link import Message
 
 NOT_OURS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Terminals and process managers may send them to all processes of a service; the parent says what they mean."""
 
 log = logging.getLogger(__name__)
+
+
+class WorkerServer(Server):
+    """A server whose ext_proc streams may wait for the parent."""
+
+    def __init__(self, settings: ServerSettings, picker: RemotePicker, discovery: RemoteDiscovery) -> None:
+        super().__init__(settings, picker, discovery)
+        path = f"/{EXTERNAL_PROCESSOR}/Process"
+        process = self._services[path]
+        self._services[path] = lambda answering, metadata: Patient(process(answering, metadata), answering)
 
 
 class Worker:
@@ -63,7 +75,7 @@ class Worker:
         settings, features, max_unread_bytes = words.read_start(message)
         self._picker = RemotePicker(self._parent, features, max_unread_bytes)
         # The parent has given notice before it has anyone leave.
-        self._server = Server(replace(settings, notice_s=0.0), self._picker, self._discovery)
+        self._server = WorkerServer(replace(settings, notice_s=0.0), self._picker, self._discovery)
         try:
             self._listener = self._server.open()
         except RuntimeError as error:

@@ -8,6 +8,8 @@ import threading
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from greenlet import greenlet
+
 from extproc.core.features import FeatureSettings
 from extproc.core.router import Router
 from extproc.eds import EndpointDiscovery
@@ -22,7 +24,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable
 
     from extproc.core.replica import Replica
+    from extproc.core.request import Request
     from extproc.core.settings import RouterSettings
+    from extproc.picker import RoutedRequest
     from extproc.workers.link import Message
 
 T = TypeVar("T")
@@ -42,12 +46,22 @@ class Worker:
         self.picker = RemotePicker(self.parent, FeatureSettings(), MAX_UNREAD_BYTES)
         self.discovery = RemoteDiscovery(self.parent)
 
+    async def pick(self, request: Request, allowed: frozenset[str] | None = None) -> RoutedRequest:
+        return await waiting(lambda: self.picker.pick(request, allowed))
+
     def _heard(self, message: Message) -> None:
         assert message[0] == ENDPOINTS
         self.discovery.respond(message[1], message[2])
 
     def _lost(self) -> None:
         self.lost += 1
+
+
+async def waiting(work: Callable[[], T]) -> T:
+    """What a worker's call does: in a greenlet, so that it may wait for the parent."""
+    done: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+    greenlet(lambda: done.set_result(work())).switch()
+    return await done
 
 
 @dataclass
@@ -69,7 +83,8 @@ class House:
         self._thread.start()
         self._workers: list[Worker] = []
         self._links: list[Link] = []
-        self.desks: list[Desk] = []
+        self._desks: list[Desk] = []
+        self.heard_at_once: list[int] = []
 
     def call(self, work: Callable[[], T]) -> T:
         """Do it where the router lives."""
@@ -94,25 +109,25 @@ class House:
         return worker
 
     def _receive(self, end: socket.socket) -> None:
-        link = Link(end)
-        desk = Desk(link, self.picker, self.endpoints)
-        self.desks.append(desk)
-        self._links.append(link)
-
         def readable() -> None:
-            for message in link.take():
+            messages = link.take()
+            self.heard_at_once.append(len(messages))
+            for message in messages:
                 assert desk.hear(message)
             if link.ended:
                 desk.close()
                 link.close()
 
-        link.follow(readable)
+        link = Link(end, readable)
+        desk = Desk(link, self.picker, self.endpoints)
+        self._desks.append(desk)
+        self._links.append(link)
 
     def close_links(self) -> None:
         """As the parent's death does."""
 
         def leave() -> None:
-            for desk, link in zip(self.desks, self._links, strict=True):
+            for desk, link in zip(self._desks, self._links, strict=True):
                 desk.close()
                 link.close()
 

@@ -2,33 +2,37 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
-from threading import Thread
-from time import monotonic
 from typing import TYPE_CHECKING
 
 import pytest
+import pytest_asyncio
 
 from demo.wait import until
-from extproc.workers.link import Link
+from extproc.workers.link import LATER_S, Link
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import AsyncIterator
 
     from extproc.workers.link import Message
 
 SMALL_BUFFER_BYTES = 4096
 
 
-@pytest.fixture
-def ends() -> Iterator[tuple[Link, Link]]:
+@pytest_asyncio.fixture
+async def ends() -> AsyncIterator[tuple[Link, Link]]:
     one, other = socket.socketpair()
     for end in (one, other):
         end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SMALL_BUFFER_BYTES)
-    links = Link(one), Link(other)
+    links = Link(one, nothing), Link(other, nothing)
     yield links
     for link in links:
         link.close()
+
+
+def nothing() -> None:
+    """These tests look for themselves."""
 
 
 async def everything(link: Link, count: int) -> list[Message]:
@@ -57,13 +61,12 @@ async def test_values_arrive_as_they_were_sent(ends: tuple[Link, Link]) -> None:
         frozenset({"10.0.0.1:1"}),
         {"a": 1},
     )
-    one.send(message)
+    one.post(message)
     assert await everything(other, 1) == [message]
 
 
 async def test_more_than_the_kernel_holds_arrives_whole_and_in_order(ends: tuple[Link, Link]) -> None:
     one, other = ends
-    one.follow(lambda: None)
     sent = [(number, bytes([number % 256]) * number * 2) for number in range(300)]
     for message in sent:
         one.post(message)
@@ -75,9 +78,12 @@ async def test_a_message_in_pieces_is_one_message(piece: int) -> None:
     writer, reader = socket.socketpair()
     recorder, written = socket.socketpair()
     with writer, written:
-        Link(recorder).send((1, "word" * 10))
+        recording = Link(recorder, nothing)
+        recording.post((1, "word" * 10))
+        await asyncio.sleep(0)
+        recording.close()
         frame = written.recv(1000)
-        link, taken = Link(reader), list[object]()
+        link, taken = Link(reader, nothing), list[object]()
         for at in range(0, len(frame), piece):
             assert not taken
             writer.sendall(frame[at : at + piece])
@@ -89,7 +95,6 @@ async def test_a_message_in_pieces_is_one_message(piece: int) -> None:
 async def test_sockets_travel_with_their_messages(ends: tuple[Link, Link]) -> None:
     """Also where the kernel is full, and other messages go before, between and behind."""
     one, other = ends
-    one.follow(lambda: None)
     filling = (0, b"x" * 20_000)
     ours = []
     for number in range(5):
@@ -106,9 +111,21 @@ async def test_sockets_travel_with_their_messages(ends: tuple[Link, Link]) -> No
             assert near.recv(10) == b"%d" % number
 
 
+async def test_what_can_wait_keeps_its_place(ends: tuple[Link, Link]) -> None:
+    one, other = ends
+    one.post_later((1,))
+    one.post((2,))
+    one.post_later((3,))
+    await asyncio.sleep(0)
+    assert other.take() == [(1,), (2,), (3,)], "one system call for all"
+    one.post_later((4,))
+    await asyncio.sleep(0)
+    assert other.take() == []
+    assert await everything(other, 1) == [(4,)]
+
+
 async def test_a_socket_that_was_given_away_is_closed_here(ends: tuple[Link, Link]) -> None:
     one, other = ends
-    one.follow(lambda: None)
     near, far = socket.socketpair()
     one.post((1,), far)
     await everything(other, 1)
@@ -120,47 +137,13 @@ async def test_a_socket_that_was_given_away_is_closed_here(ends: tuple[Link, Lin
 
 async def test_the_end_comes_after_all_that_was_said(ends: tuple[Link, Link]) -> None:
     one, other = ends
-    one.send((1,))
-    one.send((2,))
+    one.post((1,))
+    one.post((2,))
+    await asyncio.sleep(0)
     one.close()
     assert await everything(other, 2) == [(1,), (2,)]
     assert other.take() == []
     assert other.ended
-    other.send((3,))  # to nobody
-    other.post((4,))
-
-
-def test_waiting_has_an_end() -> None:
-    near, far = socket.socketpair()
-    one, other = Link(near), Link(far, patience_s=0.05)
-    began_s = monotonic()
-    assert other.wait() == []
-    assert 0.05 <= monotonic() - began_s < 1.0
-    one.send((1,))
-    assert other.wait() == [(1,)]
-    assert not other.ended
-    one.close()
-    assert other.wait() == []
-    assert other.ended
-    assert other.wait() == []
-    other.close()
-
-
-def test_who_waits_sends_on(ends: tuple[Link, Link]) -> None:
-    """Else a question that the kernel did not take whole would wait for its own answer."""
-    one, other = ends
-    one.send((1, b"x" * 50_000))
-    answered = Thread(target=answer, args=(other,))
-    answered.start()
-    taken: list[Message] = []
-    while not taken and not one.ended:
-        taken += one.wait()
-    answered.join()
-    assert taken == [(2, 50_000)]
-
-
-def answer(link: Link) -> None:
-    taken: list[Message] = []
-    while not taken:
-        taken += link.wait()
-    link.send((2, len(taken[0][1])))
+    other.post((3,))  # to nobody
+    other.post_later((4,))
+    await asyncio.sleep(2 * LATER_S)

@@ -5,25 +5,25 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-import socket
 import threading
 import time
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
 from envoy.service.discovery.v3.discovery_pb2 import DiscoveryRequest, DiscoveryResponse
 
 from demo.wait import until
-from extproc.core.features import FeatureSettings
+from extproc.call import UNKNOWN
+from extproc.core.features import FeatureSettings, extract
 from extproc.core.replica import Replica
 from extproc.core.request import Request
 from extproc.core.router import Router, RouterSettings
 from extproc.picker import EndpointPicker, ResponseStart
 from extproc.workers import words
-from extproc.workers.link import Link
-from extproc.workers.remote import ANSWER_LIMIT_S, Parent
+from extproc.workers.remote import ANSWER_LIMIT_S, Patient
 from tests.support.watch import Watch
-from tests.workers.house import MAX_UNREAD_BYTES, House, Worker
+from tests.workers.house import MAX_UNREAD_BYTES, House, Worker, waiting
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -100,9 +100,9 @@ async def test_two_workers_decide_like_one_process(settings: RouterSettings) -> 
             if what < 0.55 or not held:
                 request = chat(dice.randrange(40), dice.randrange(1, 6), session=dice.random() < 0.7)
                 allowed = frozenset({"10.0.0.2:8000", "10.0.0.3:8000"}) if dice.random() < 0.1 else None
-                (one, left_unread), (two, too) = (
-                    pick(picker, request, allowed) for picker in (alone, dice.choice(workers).picker)
-                )
+                worker = dice.choice(workers).picker
+                one, left_unread = pick(alone, request, allowed)
+                two, too = await waiting(partial(pick, worker, request, allowed))
                 assert left_unread == too
                 unread += left_unread
                 seen = (two.decision.reason, two.decision.endpoint, two.decision.retry_after_s)
@@ -133,8 +133,8 @@ async def test_observers_see_what_they_see_of_one_process(house: House) -> None:
     request = chat(1, 3)
     trace = {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", "tracestate": "a=b"}
     request = Request(request.method, request.path, {**request.headers, **trace}, request.body)
-    for picker in (EndpointPicker(router, observer=alone, clock=lambda: house.now_s), house.worker().picker):
-        pick = picker.pick(request, None)
+    one = EndpointPicker(router, observer=alone, clock=lambda: house.now_s).pick(request, None)
+    for pick in (one, await house.worker().pick(request)):
         pick.response_started(ResponseStart(503, False, None, 7, None, "10.0.0.9:8000"))
         pick.finish()
 
@@ -172,7 +172,7 @@ async def test_odd_requests_pass_the_link(house: House, request_: Request) -> No
     router.set_members(FLEET, house.now_s)
     house.join(FLEET)
     one = EndpointPicker(router, clock=lambda: house.now_s).pick(request_, None).decision
-    two = house.worker().picker.pick(request_, None).decision
+    two = (await house.worker().pick(request_)).decision
     assert (two.reason, two.endpoint) == (one.reason, one.endpoint)
 
 
@@ -180,8 +180,8 @@ async def test_a_worker_that_dies_leaves_no_lease(house: House) -> None:
     house.join(FLEET)
     dying, living = house.worker(), house.worker()
     for number in range(20):
-        dying.picker.pick(chat(number, 1), None)
-    kept = living.picker.pick(chat(99, 1), None)
+        await dying.pick(chat(number, 1))
+    kept = await living.pick(chat(99, 1))
     assert house.router.open_leases == 21
     dying.parent.link.close()
 
@@ -197,17 +197,17 @@ async def test_a_worker_that_dies_leaves_no_lease(house: House) -> None:
 async def test_a_parent_that_dies_is_noticed(house: House) -> None:
     house.join(FLEET)
     worker = house.worker()
-    assert worker.picker.pick(chat(1, 1), None).decision.endpoint is not None
+    assert (await worker.pick(chat(1, 1))).decision.endpoint is not None
     house.close_links()
 
     async def lost() -> bool:
         return worker.lost == 1
 
-    pick = worker.picker.pick(chat(1, 2), None)
+    pick = await worker.pick(chat(1, 2))
     assert (pick.decision.endpoint, pick.decision.membership_version) == (None, 0)
     await until(lost, "the worker knows")
     pick.finish()
-    assert worker.picker.pick(chat(1, 2), None).decision.endpoint is None
+    assert (await worker.pick(chat(1, 2))).decision.endpoint is None
     assert worker.lost == 1
 
 
@@ -243,20 +243,20 @@ async def test_a_parent_that_stands_still_is_waited_for_once(house: House, silen
     """Then requests go unrouted at once, until it answers again; and none of them leaves a lease."""
     house.join(FLEET)
     worker = house.worker()
-    open_ = worker.picker.pick(chat(0, 1), None)
+    open_ = await worker.pick(chat(0, 1))
     silence.begin()
     began_s = time.monotonic()
-    assert worker.picker.pick(chat(1, 1), None).decision.membership_version == 0
+    assert (await worker.pick(chat(1, 1))).decision.membership_version == 0
     waited_s = time.monotonic() - began_s
     assert ANSWER_LIMIT_S <= waited_s < 2 * ANSWER_LIMIT_S
     for number in range(50):
-        assert worker.picker.pick(chat(number, 1), None).decision.endpoint is None
+        assert (await worker.pick(chat(number, 1))).decision.endpoint is None
     assert time.monotonic() - began_s - waited_s < 1.0, "50 more did not wait"
     open_.finish()
     silence.end()
 
     async def routed() -> bool:
-        pick = worker.picker.pick(chat(1, 1), None)
+        pick = await worker.pick(chat(1, 1))
         pick.finish()
         return pick.decision.endpoint is not None
 
@@ -275,31 +275,93 @@ async def test_a_decision_that_fails_costs_its_request_the_route_only(
 
     with monkeypatch.context() as patch:
         patch.setattr(house.router, "decide", fail)
-        assert worker.picker.pick(chat(1, 1), None).decision.membership_version == 0
+        assert (await worker.pick(chat(1, 1))).decision.membership_version == 0
     assert "a fault" in caplog.text
-    assert worker.picker.pick(chat(1, 1), None).decision.endpoint is not None
+    assert (await worker.pick(chat(1, 1))).decision.endpoint is not None
 
 
-async def test_what_comes_while_a_worker_waits_is_heard_afterwards_and_in_order() -> None:
-    near, far = socket.socketpair()
-    house_end, heard = Link(near), []
-    parent = Parent(far, heard.append, lambda: None)
-    house_end.send((words.READY, True))
-    house_end.send((words.ANSWER, 1, "cold", "10.0.0.1:8000", 3, None))
-    house_end.send((words.READY, False))
-    answer = parent.ask(1, (words.QUESTION, 1))
-    assert answer is not None
-    assert answer[3] == "10.0.0.1:8000"
-    assert heard == [], "not within the question"
-    house_end.send((words.PING,))
+async def test_questions_of_one_turn_travel_together_and_are_answered_each(house: House) -> None:
+    house.join(FLEET)
+    worker = house.worker()
+    picks = await asyncio.gather(*(worker.pick(chat(number, 1)) for number in range(50)))
+    assert max(house.heard_at_once) == 50
+    assert house.router.open_leases == 50
+    alone = Router()
+    alone.set_members(FLEET, house.now_s)
+    picker = EndpointPicker(alone, clock=lambda: house.now_s)
+    assert [each.decision.endpoint for each in picks] == [
+        picker.pick(chat(number, 1), None).decision.endpoint for number in range(50)
+    ]
 
-    async def all_heard() -> bool:
-        return len(heard) == 3
 
-    await until(all_heard, "the rest")
-    assert heard == [(words.READY, True), (words.READY, False), (words.PING,)]
-    house_end.close()
-    parent.link.close()
+class Answering:
+    """A call's way back."""
+
+    def __init__(self) -> None:
+        self.ended: list[int] = []
+
+    def send(self, message: bytes) -> None:
+        raise AssertionError
+
+    def end(self, status: int = 0, message: str = "") -> None:
+        self.ended.append(status)
+
+
+class Waiting:
+    """A call that waits for the parent at each message, and writes down what it was told."""
+
+    def __init__(self, worker: Worker) -> None:
+        self.told: list[str] = []
+        self._worker = worker
+
+    def received(self, message: bytes) -> None:
+        self.told.append(f"{message.decode()} begins")
+        self._worker.picker.pick(chat(1, 1), None).finish()
+        if message == b"fault":
+            raise RuntimeError("a fault")
+        self.told.append(f"{message.decode()} ends")
+
+    def half_closed(self) -> None:
+        self.told.append("half closed")
+
+    def closed(self) -> None:
+        self.told.append("closed")
+
+
+async def test_a_call_that_waits_is_told_all_else_afterwards(house: House) -> None:
+    house.join(FLEET)
+    call, answering = Waiting(house.worker()), Answering()
+    patient = Patient(call, answering)
+    patient.received(b"one")
+    patient.received(b"two")
+    patient.half_closed()
+    patient.closed()
+    assert call.told == ["one begins"]
+
+    async def over() -> bool:
+        return call.told[-1] == "closed"
+
+    await until(over, "it is over")
+    assert call.told == ["one begins", "one ends", "two begins", "two ends", "half closed", "closed"]
+    assert answering.ended == []
+    await nothing_open(house)
+
+
+async def test_a_fault_after_waiting_ends_its_call_only(house: House, caplog: pytest.LogCaptureFixture) -> None:
+    house.join(FLEET)
+    worker = house.worker()
+    call, other, answering = Waiting(worker), Waiting(worker), Answering()
+    faulty, sound = Patient(call, answering), Patient(other, answering)
+    faulty.received(b"fault")
+    sound.received(b"one")
+    faulty.closed()
+
+    async def over() -> bool:
+        return call.told[-1] == "closed" and other.told[-1] == "one ends"
+
+    await until(over, "both are over")
+    assert answering.ended == [UNKNOWN]
+    assert "a fault" in caplog.text
 
 
 def test_feature_settings_pass_whole() -> None:
@@ -309,8 +371,7 @@ def test_feature_settings_pass_whole() -> None:
     assert received.masking is not None
     request = Request("POST", CHAT, {}, b'{"messages": [{"role": "user", "content": "nonce=17 hello"}]}')
     other = Request("POST", CHAT, {}, b'{"messages": [{"role": "user", "content": "nonce=18 hello"}]}')
-    picker = EndpointPicker(Router(), received)
-    assert picker.pick(request, None).decision.reason == picker.pick(other, None).decision.reason
+    assert extract(request, received).conversation_key == extract(other, received).conversation_key
 
 
 async def envoy(*messages: bytes) -> AsyncIterator[bytes]:
