@@ -2,6 +2,7 @@
 
 extproc          Envoy and this router, as `extproc envoy-config` and the defaults have them, compiled as in its image
 interpreted      the same from its sources, as Python runs them
+reading          the same, with every body read (features.unread_from_bytes = 0)
 extproc@256      the same before so many replicas
 workers          the same with two workers, and two threads of Envoy, whose connections they share
 floor            the same Envoy, and a picker that reads nothing and decides nothing (bench/floor.py)
@@ -22,6 +23,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from bench import usage
@@ -31,7 +33,7 @@ from demo.process import Process
 from demo.stack import ENVOY, EXTPROC
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
 BACKENDS: Final = 4
 SAMPLED: Final = 0.01
@@ -41,6 +43,7 @@ COMMANDS: Final[dict[str, tuple[str, ...]]] = {
     "vllm-router": ("vllm-router",),
     "sglang-router": ("sglang-router", "launch"),
 }
+READ_ALL: Final = {"EXTPROC_FEATURES__UNREAD_FROM_BYTES": "0"}
 ROOT: Final = Path(__file__).parent.parent
 CACHE: Final = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "prefix-affinity-router"
 
@@ -88,6 +91,7 @@ def start(name: str, directory: Path, backends: Sequence[str]) -> Contender:
     starters: dict[str, Callable[[Contender, Sequence[str]], None]] = {
         "extproc": lambda contender, backends: _start_extproc(contender, backends, compiled()),
         "interpreted": lambda contender, backends: _start_extproc(contender, backends, ROOT),
+        "reading": lambda contender, backends: _start_extproc(contender, backends, compiled(), env=READ_ALL),
         "workers": lambda contender, backends: _start_extproc(contender, backends, compiled(), workers=2),
         "floor": _start_floor,
         "grpcio-floor": _start_grpcio_floor,
@@ -126,11 +130,17 @@ def _imported_from(package: Path) -> dict[str, str]:
     return {"PYTHONSAFEPATH": "1", "PYTHONPATH": str(package)}
 
 
-def _start_extproc(contender: Contender, backends: Sequence[str], package: Path, workers: int = 1) -> None:
+def _start_extproc(
+    contender: Contender,
+    backends: Sequence[str],
+    package: Path,
+    workers: int = 1,
+    env: Mapping[str, str] = MappingProxyType({}),
+) -> None:
     front = _configure(contender, backends)
-    env = front.env | _imported_from(package)
+    environment = {**front.env, **_imported_from(package), **env}
     argv: list[str | Path] = [*EXTPROC, "serve", "--config", front.config, "--workers", str(workers)]
-    router = contender.run("router", argv, env)
+    router = contender.run("router", argv, environment)
     router.wait_ready(lambda: "membership changed" in router.log(), "the router knows its fleet")
     if workers > 1:
         router.wait_ready(lambda: router.log().count("worker serving") == workers, "all workers serve")
