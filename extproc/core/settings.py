@@ -38,8 +38,8 @@ class FeatureSettings:
         router sees only the head of bodies it must be well below that head, so that whole and cut bodies agree;
         where it sees them whole, the default takes any opening that a model of 256k tokens can read.
     unread_from_bytes: of the conversations that a header names, bodies of this length and more are mostly left unread
-        (see extproc.core.known). Of 8 KiB (2,000 tokens) that saves a seventh of Envoy's and the router's CPU, of
-        64 KiB two fifths (docs/performance.md). 0: all are read.
+        (see extproc.core.known). Below 2,000 tokens there is hardly anything to save; of 64 KB it saves a quarter of
+        Envoy's and the router's CPU (docs/performance.md). 0: all are read.
     known_sessions: how many of them are kept in mind, about 2 KB each.
 
     Raises ValueError, saying all that is wrong, for settings that can't be used.
