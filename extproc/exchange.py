@@ -258,18 +258,16 @@ def _refusal(decision: Decision) -> Refuse:
 def _response_start(answer: ResponseHeaders) -> ResponseStart:
     headers = answer.headers
     status = _count(headers.get(":status"), at_most=999) or 0
+    event_stream = headers.get("content-type", "").startswith("text/event-stream")
     return ResponseStart(
         status=status,
-        first_token=200 <= status < 300 and (QUEUE_DEPTH in headers or not _is_event_stream(headers)),
+        first_token=200 <= status < 300 and (QUEUE_DEPTH in headers or not event_stream),
         prompt_tokens=_count(headers.get(PROMPT_TOKENS)),
         cached_tokens=_count(headers.get(CACHED_TOKENS)),
         queue_depth=_count(headers.get(QUEUE_DEPTH)),
         served_endpoint=answer.served_endpoint,
+        event_stream=event_stream,
     )
-
-
-def _is_event_stream(headers: Mapping[str, str]) -> bool:
-    return headers.get("content-type", "").startswith("text/event-stream")
 
 
 def _count(text: str | None, at_most: int = MAX_PLAUSIBLE_TOKENS) -> int | None:

@@ -25,6 +25,7 @@ class ResponseStart:
     prompt_tokens, cached_tokens: the engine's own counts, None where it does not say.
     queue_depth: requests at the replica that wait for their first token, None where it does not say.
     served_endpoint: "ip:port" that really answered, None where the data plane does not say.
+    event_stream: the answer comes token by token; any other begins when its last token is there.
     """
 
     status: int
@@ -33,6 +34,7 @@ class ResponseStart:
     cached_tokens: int | None
     queue_depth: int | None
     served_endpoint: str | None
+    event_stream: bool = True
 
 
 class Picker(Protocol):
@@ -170,6 +172,8 @@ class Pick:
 
     def response_started(self, start: ResponseStart) -> None:
         now_s = self.picker.clock()
+        if self.recalled is not None and self.decision.lease is not None and not start.event_stream:
+            self.decision.lease.streamed = False  # unlike the turn that was read
         if start.first_token and self.decision.lease is not None:
             self.picker.router.first_token(self.decision.lease, now_s, start.prompt_tokens, start.cached_tokens)
         if self.recalled is not None and start.cached_tokens is not None and start.prompt_tokens is not None:

@@ -177,6 +177,7 @@ def started(number: int, start: ResponseStart) -> Message:
         start.cached_tokens,
         start.queue_depth,
         start.served_endpoint,
+        start.event_stream,
     )
 
 

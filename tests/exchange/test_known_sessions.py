@@ -22,15 +22,16 @@ from extproc.messages import (
 )
 from tests.exchange.conftest import ENDPOINT, Desk
 
+JSON = {"content-type": "application/json"}
 SEND_BODY = Continue(Phase.REQUEST_HEADERS)
 UNREAD = Route(Phase.REQUEST_HEADERS, ENDPOINT, without_body=True)
 
 
-def chat(length: int) -> bytes:
+def chat(length: int, stream: bool = False) -> bytes:
     """A dialogue of about this length; of two lengths close to each other the longer continues the shorter."""
     turns = [{"role": "user", "content": "x" * (length - length % 10_000)}, {"role": "assistant", "content": "Go on."}]
     return json.dumps(
-        {"model": "m", "messages": [*turns, {"role": "user", "content": "x" * (length % 10_000)}]}
+        {"model": "m", "stream": stream, "messages": [*turns, {"role": "user", "content": "x" * (length % 10_000)}]}
     ).encode()
 
 
@@ -63,6 +64,23 @@ def test_from_its_second_turn_on(desk: Desk) -> None:
 def test_until_an_engine_tells_that_it_held_little_of_it(desk: Desk, cached: str, then: Reply) -> None:
     answer = {":status": "200", "x-prompt-tokens": "17500", "x-cached-tokens": cached}
     assert [turn(desk, 70_000 + number, answer=answer) for number in range(3)] == [SEND_BODY, UNREAD, then]
+
+
+def test_an_answer_that_is_no_stream_says_nothing_of_the_prefill(desk: Desk) -> None:
+    """Though the turn that was read asked for a stream."""
+    speeds = []
+    for number, answer in enumerate(({"content-type": "text/event-stream", "x-queue-depth": "0"}, JSON)):
+        exchange, body = desk.exchange(), chat(70_000 + number, stream=True)
+        exchange.receive(opening(len(body)))
+        exchange.receive(RequestBody(body, end_of_stream=True))
+        desk.now_s += 7.0
+        told = {"x-prompt-tokens": "17500", "x-cached-tokens": "0"}
+        exchange.receive(ResponseHeaders({":status": "200", **answer, **told}))
+        exchange.close()
+        (load,) = desk.router.loads.values()
+        speeds.append(load.prefill_tokens_per_s)
+    assert desk.watch.requests[-1].body == b""
+    assert speeds[0] == speeds[1]
 
 
 def test_short_and_very_long_ones_are_read(desk: Desk) -> None:
