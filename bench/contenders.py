@@ -66,8 +66,13 @@ class Contender:
         return process
 
     def cpu_s(self) -> dict[str, float]:
-        """By process, so far."""
-        return {role: usage.cpu_s(process.pid) for role, process in self._processes.items()}
+        """By process, so far; those that it has started stand beside it."""
+        used = {role: usage.cpu_s(process.pid) for role, process in self._processes.items()}
+        for role, process in self._processes.items():
+            if children := usage.cpu_s_of_children(process.pid):
+                used[role] -= children
+                used[f"{role}'s children"] = children
+        return used
 
     def peak_rss_bytes(self) -> int:
         return sum(usage.peak_rss_bytes(process.pid) for process in self._processes.values())

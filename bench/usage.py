@@ -17,6 +17,11 @@ def cpu_s(pid: int) -> float:
     return sum(_cpu_s(each) for each in _family(pid))
 
 
+def cpu_s_of_children(pid: int) -> float:
+    """The same without its own."""
+    return sum(_cpu_s(each) for each in _family(pid) if each != pid)
+
+
 def peak_rss_bytes(pid: int) -> int:
     """The most that each ever held, added up."""
     return sum(_peak_rss_bytes(each) for each in _family(pid))

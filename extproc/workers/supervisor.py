@@ -126,12 +126,11 @@ class WorkerProcess:
 class Supervisor:
     """Serves from `start` to `stop`, as extproc.server.Server does, by workers.
 
-    stream_errors: ext_proc streams that broke off, by kind. deaths: workers that ended unasked.
+    stream_errors: ext_proc streams that broke off, by kind, those of workers that died among them.
     """
 
     def __init__(self, settings: ServerSettings, picker: EndpointPicker, endpoints: EndpointDiscovery) -> None:
-        self.stream_errors = Counter({"unknown_message": 0, "fault": 0})
-        self.deaths = 0
+        self.stream_errors = Counter({"unknown_message": 0, "fault": 0, "worker": 0})
         self._settings = settings
         self._picker = picker
         self._endpoints = endpoints
@@ -249,7 +248,7 @@ class Supervisor:
                 self._serving.clear()
         status = await worker.process.wait()
         if not self._leaving:
-            self.deaths += 1
+            self.stream_errors["worker"] += worker.leases_left
             log.error("worker ended", pid=worker.process.pid, status=status, leases=worker.leases_left)
 
     async def _watch(self) -> None:

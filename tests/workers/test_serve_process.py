@@ -106,6 +106,7 @@ async def test_a_worker_that_is_killed_leaves_no_lease_and_is_replaced(serving: 
         for client in (one, other):  # one of them has to connect again
             assert (await client.open()).endpoint in ENDPOINTS
         assert len(held) == 10
+        assert 'extproc_stream_errors_total{kind="worker"} 5.0' in serving.page("/metrics")
     await asyncio.to_thread(serving.wait_in_flight, {})
 
 
