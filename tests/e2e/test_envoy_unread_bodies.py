@@ -77,15 +77,15 @@ async def test_a_chunked_body_is_read_since_its_length_is_not_told(fleet: Proxie
         assert fleet.watch.requests[-1].body == chat(100_000)
 
 
-@pytest.mark.parametrize("failure", ["503", "refused"])
+@pytest.mark.parametrize("failure", ["503", "refused", "dies"])
 @pytest.mark.parametrize("length", [MIB, 4 * MIB], ids=["1 MiB", "4 MiB"])
 async def test_a_retry_goes_to_another_replica(fleet: ProxiedFleet, failure: str, length: int) -> None:
     for _ in range(2):
         answer, read = await turn(fleet, length)
     assert not read
     home = answer.endpoint
-    if failure == "503":
-        fleet.upstream(home).status = 503
+    if failure in {"503", "dies"}:
+        fleet.upstream(home).status = 503 if failure == "503" else 0
     else:
         await fleet.upstream(home).stop()
     for _ in range(5):
@@ -95,6 +95,31 @@ async def test_a_retry_goes_to_another_replica(fleet: ProxiedFleet, failure: str
         assert fleet.watch.decisions[-1].endpoint == home
         assert fleet.watch.starts[-1].served_endpoint == answer.endpoint
     await fleet.all_released()
+
+
+async def test_a_retry_sends_what_a_slow_client_had_sent_before(fleet: ProxiedFleet) -> None:
+    """The first replica says no while half of the body is still to come."""
+    for _ in range(2):
+        answer, read = await turn(fleet, MIB)
+    assert not read
+    home = fleet.upstream(answer.endpoint)
+    await home.stop()
+    body, decided = chat(MIB), len(fleet.watch.decisions)
+
+    async def in_halves() -> AsyncIterator[bytes]:
+        yield body[: len(body) // 2]
+
+        async def routed() -> bool:
+            return len(fleet.watch.decisions) > decided
+
+        await until(routed, "it is routed by its headers")
+        yield body[len(body) // 2 :]
+
+    headers = {"x-session-id": "s", "content-length": str(len(body))}
+    answer = await fleet.ask(in_halves(), headers)
+    assert (answer.status, answer.sha256) == (200, hashlib.sha256(body).hexdigest())
+    assert fleet.watch.requests[-1].body == b""
+    assert fleet.watch.starts[-1].served_endpoint == answer.endpoint != home.endpoint
 
 
 async def test_a_body_over_the_limit_is_413_all_the_same(tmp_path: Path) -> None:
