@@ -17,7 +17,16 @@ PATTERNS = (
     "admin/history.py",
     "core/*.py",
     "http2/*.py",
-    *("call.py", "exchange.py", "messages.py", "observers.py", "picker.py", "services.py", "wire.py"),
+    *(
+        "call.py",
+        "exchange.py",
+        "messages.py",
+        "observers.py",
+        "picker.py",
+        "plain_messages.py",
+        "services.py",
+        "wire.py",
+    ),
 )
 INTERPRETED = {"__init__.py", "settings.py", "listener.py"}
 """pydantic fills in settings, and takes compiled classes for ones with a __dict__."""

@@ -23,8 +23,8 @@ from envoy.service.ext_proc.v3.external_processor_pb2 import (
     StreamedBodyResponse,
 )
 
+from extproc import plain_messages
 from extproc.messages import (
-    BodyMode,
     Continue,
     Echo,
     Event,
@@ -39,19 +39,13 @@ from extproc.messages import (
     ResponseTrailers,
     Route,
 )
+from extproc.plain_messages import METADATA_NAMESPACE, body_modes, header_value, said_by_metadata
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
 DESTINATION = "x-gateway-destination-endpoint"
 """The routing header, and the key of the same value in dynamic metadata."""
-SERVED = "x-gateway-destination-endpoint-served"
-"""Metadata key by which the data plane says which endpoint answered."""
-SUBSET = "x-gateway-destination-endpoint-subset"
-"""Metadata key of the subset hint."""
-METADATA_NAMESPACE = "envoy.lb"
-SUBSET_NAMESPACE = "envoy.lb.subset_hint"
-
 MAX_ECHO_BYTES = 62_000
 """Largest piece of a streamed body reply; the endpoint picker protocol keeps below 64 KB with its envelope."""
 
@@ -63,7 +57,6 @@ WITHOUT_BODY = ProcessingMode(
 """How the data plane is to go on with a request whose body is not needed. It takes the place of all that is configured
 (envoy/bootstrap.yaml), so what is to stay is said again."""
 
-_BODY_MODES = {mode.value: mode for mode in BodyMode}
 _HEADER_PHASES = frozenset({Phase.REQUEST_HEADERS, Phase.RESPONSE_HEADERS})
 _BODY_PHASES = frozenset({Phase.REQUEST_BODY, Phase.RESPONSE_BODY})
 
@@ -74,26 +67,27 @@ class UnknownMessage(ValueError):
 
 def decode(message: bytes) -> Event:
     """One ProcessingRequest. Raises UnknownMessage."""
+    event = plain_messages.read(message)
+    return event if event is not None else decode_any(message)
+
+
+def decode_any(message: bytes) -> Event:
+    """The same by protobuf's own reader, for messages of any shape."""
     try:
         parsed = ProcessingRequest.FromString(message)
     except Exception as error:
         raise UnknownMessage("not a ProcessingRequest") from error
+    subset, served = said_by_metadata(parsed.metadata_context.SerializeToString())
     match parsed.WhichOneof("request"):
         case "request_headers":
             http = parsed.request_headers
-            modes = parsed.protocol_config
-            return RequestHeaders(
-                headers=_headers(http.headers.headers),
-                end_of_stream=http.end_of_stream,
-                request_body_mode=_BODY_MODES.get(modes.request_body_mode, BodyMode.NONE),
-                response_body_mode=_BODY_MODES.get(modes.response_body_mode, BodyMode.NONE),
-                allowed_endpoints=_subset(parsed),
-            )
+            modes = body_modes(parsed.protocol_config.SerializeToString())
+            return RequestHeaders(_headers(http.headers.headers), http.end_of_stream, *modes, subset)
         case "request_body":
             return RequestBody(parsed.request_body.body, parsed.request_body.end_of_stream)
         case "response_headers":
             http = parsed.response_headers
-            return ResponseHeaders(_headers(http.headers.headers), http.end_of_stream, _served(parsed))
+            return ResponseHeaders(_headers(http.headers.headers), http.end_of_stream, served)
         case "response_body":
             return ResponseBody(parsed.response_body.body, parsed.response_body.end_of_stream)
         case "request_trailers":
@@ -182,32 +176,5 @@ def _bytes(message: ProcessingResponse) -> bytes:
 
 
 def _headers(values: Iterable[Any]) -> dict[str, str]:
-    # Envoy fills raw_value, other data planes the older `value`. Bytes that are not UTF-8 are spelled out
-    # (\xff), since features hash them and two different ids must stay different.
-    return {
-        header.key.lower(): header.raw_value.decode("utf-8", "backslashreplace") or header.value for header in values
-    }
-
-
-def _subset(request: ProcessingRequest) -> frozenset[str] | None:
-    if not request.HasField("metadata_context"):
-        return None
-    hint = request.metadata_context.filter_metadata.get(SUBSET_NAMESPACE)
-    if hint is None or SUBSET not in hint.fields:
-        return None
-    value = hint.fields[SUBSET]
-    listed = (
-        [item.string_value for item in value.list_value.values]
-        if value.HasField("list_value")
-        else value.string_value.split(",")
-    )
-    return frozenset(endpoint.strip() for endpoint in listed if endpoint.strip())
-
-
-def _served(request: ProcessingRequest) -> str | None:
-    if not request.HasField("metadata_context"):
-        return None
-    metadata = request.metadata_context.filter_metadata.get(METADATA_NAMESPACE)
-    if metadata is None or SERVED not in metadata.fields:
-        return None
-    return metadata.fields[SERVED].string_value or None
+    # Envoy fills raw_value, other data planes the older `value`.
+    return {header.key.lower(): header_value(header.raw_value) or header.value for header in values}

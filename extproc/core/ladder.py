@@ -32,6 +32,7 @@ class Rung(NamedTuple):
     signature: bytes
 
 
+@lru_cache(maxsize=4096)  # there are few: of each model, tenant and salt that is in use
 def scope_key(secret: str, *parts: bytes) -> bytes:
     """The 32-byte BLAKE3 key for all that has these parts in common; each part counts by its place and length."""
     framed = b"".join([len(part).to_bytes(8, "little") + part for part in parts])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import TYPE_CHECKING
 
 import pytest
 from envoy.extensions.filters.http.ext_proc.v3.processing_mode_pb2 import ProcessingMode
@@ -13,7 +14,10 @@ from envoy.service.ext_proc.v3.external_processor_pb2 import (
     ProcessingRequest,
     ProcessingResponse,
 )
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from extproc import plain_messages
 from extproc.messages import (
     BodyMode,
     Continue,
@@ -30,7 +34,11 @@ from extproc.messages import (
     ResponseTrailers,
     Route,
 )
-from extproc.wire import MAX_ECHO_BYTES, UnknownMessage, decode, encode
+from extproc.wire import MAX_ECHO_BYTES, UnknownMessage, decode, decode_any, encode
+from tests.hostile.sequences import malformed, well_formed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 ENDPOINT = "10.0.0.1:8000"
 DESTINATION = "x-gateway-destination-endpoint"
@@ -195,3 +203,51 @@ def test_a_refusal_is_an_openai_error(retry_after_s: float | None, header: str |
     values = {option.header.key: option.header.raw_value.decode() for option in immediate.headers.set_headers}
     assert values.pop("content-type") == "application/json"
     assert values == ({} if header is None else {"retry-after": header})
+
+
+# --- the quick reader of plain messages says what protobuf's own says ---
+
+
+def outcome(read: Callable[[bytes], Event], message: bytes) -> Event | None:
+    try:
+        return read(message)
+    except UnknownMessage:
+        return None
+
+
+@settings(deadline=None)
+@given(well_formed | malformed)
+def test_both_readers_agree(message: bytes) -> None:
+    assert outcome(decode, message) == outcome(decode_any, message)
+
+
+@settings(deadline=None)
+@given(well_formed, st.data())
+def test_both_readers_agree_on_what_was_damaged_on_its_way(message: bytes, data: st.DataObject) -> None:
+    if message:
+        place = data.draw(st.integers(0, min(len(message), 300) - 1))
+        damage = data.draw(st.sampled_from([b"", b"\x00", b"\xff", b"\x0a", b"\x80\x01"]) | st.binary(max_size=3))
+        message = message[:place] + damage + message[place + data.draw(st.integers(0, 2)) :]
+    assert outcome(decode, message) == outcome(decode_any, message)
+
+
+@pytest.mark.parametrize("size", [0, 1, 127, 128, 129, 16_383, 16_384, 70_000, 3 << 20])
+@pytest.mark.parametrize("end_of_stream", [True, False])
+def test_lengths_of_every_size_are_read(size: int, end_of_stream: bool) -> None:
+    body = ProcessingRequest(request_body=HttpBody(body=b"x" * size, end_of_stream=end_of_stream)).SerializeToString()
+    assert plain_messages.read(body) == RequestBody(b"x" * size, end_of_stream)
+    headers = http_headers([("X-Long", b"y" * min(size, 70_000)), (":path", b"/")], end_of_stream)
+    event = plain_messages.read(ProcessingRequest(request_headers=headers).SerializeToString())
+    assert event == RequestHeaders({"x-long": "y" * min(size, 70_000), ":path": "/"}, end_of_stream)
+
+
+def test_what_envoy_says_of_a_request_needs_no_other_reader() -> None:
+    opening = ProcessingRequest(request_headers=http_headers([(":method", b"POST")]))
+    opening.protocol_config.request_body_mode = 2
+    answer = ProcessingRequest(response_headers=http_headers([(":status", b"200")]))
+    answer.metadata_context.filter_metadata["envoy.lb"].update(
+        {DESTINATION: ENDPOINT, f"{DESTINATION}-served": ENDPOINT}
+    )
+    for message in (opening, answer):
+        serialized = message.SerializeToString()
+        assert plain_messages.read(serialized) == decode_any(serialized)
