@@ -26,7 +26,12 @@ if TYPE_CHECKING:
 
 LINE = 3
 SETTINGS = RouterSettings(
-    saturation_in_flight=LINE, kv_capacity_tokens=20_000, placement_entries=40, lease_limit_s=60.0, vnodes=16
+    saturation_in_flight=LINE,
+    spillover_in_flight=LINE,
+    kv_capacity_tokens=20_000,
+    placement_entries=40,
+    lease_limit_s=60.0,
+    vnodes=16,
 )
 NAMES = [f"replica-{number}" for number in range(6)]
 MODELS: list[frozenset[str]] = [frozenset(), frozenset({"a"}), frozenset({"a", "b"})]
