@@ -121,12 +121,14 @@ class Connection:
     """Serves `services` (by path, "/package.Service/Method") to one peer.
 
     woken: called when output collects outside of `receive`.
+    sent_away: the peer has been asked to leave.
     failed: why the connection must be closed, once its output is out; empty while it need not.
     """
 
     def __init__(self, services: Mapping[str, Service], max_message_bytes: int, woken: Callable[[], None]) -> None:
         self.failed = ""
         self.answered_ping = False
+        self.sent_away = False
         self._services = services
         self._woken = woken
         self._max_message_bytes = max_message_bytes
@@ -186,6 +188,16 @@ class Connection:
         """Ask for a sign of life; `answered_ping` tells when it came."""
         self.answered_ping = False
         self._write(frames.frame(frames.PING, 0, 0, b"keepaliv"))
+
+    @property
+    def streams_begun(self) -> int:
+        return (self._last_id + 1) // 2
+
+    def send_away(self) -> None:
+        """Have the peer begin its next streams on another connection. Those that it begins until then are served."""
+        if not self.sent_away and not self._leaving and not self.failed:
+            self.sent_away = True
+            self._write(frames.goaway(frames.LOW_31_BITS, frames.NO_ERROR))  # "none is refused" (6.8)
 
     def leave(self) -> None:
         """No new streams; those that are open go on."""

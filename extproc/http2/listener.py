@@ -69,6 +69,10 @@ class Peer(asyncio.BufferedProtocol):
 
     # --- ours ---
 
+    def send_away(self) -> None:
+        self.connection.send_away()
+        self._flush()
+
     def leave(self) -> None:
         self.connection.leave()
         self._flush()

@@ -18,7 +18,8 @@ decision sees all requests before it, whichever worker they came by.
     supervisor  the parent's port and its workers: starts, feeds and replaces them
 
 An Envoy opens a connection for each of its threads and keeps it, and a kernel that spreads connections over listening
-processes may give them all to one. So the parent accepts, and hands each to the worker that has the fewest.
+processes may give them all to one. So the parent accepts, and hands each to the worker that has the least; and where
+one has two more than another, which has just been started, it sends one away to come again.
 
 A stream's call waits for its answer in a greenlet, since the exchange and all below it know no waiting. So the loop
 goes on, and questions that arise together travel together: to wake another process costs as much as half a decision.

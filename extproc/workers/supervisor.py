@@ -19,7 +19,7 @@ from extproc.workers.desk import Desk
 from extproc.workers.link import Link
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
     from extproc.core.features import FeatureSettings
     from extproc.eds import EndpointDiscovery
@@ -67,15 +67,15 @@ class WorkerProcess:
         self._desk = Desk(self.link, picker, endpoints)
         self._errors = errors
         self._began = began
-        self._counted: Mapping[str, int] = {}
         self._given = 0
-        self._ended = 0
+        self._told = words.Alive(0, 0, 0, {})
         self._pings = 0
 
     @property
-    def connections(self) -> int:
-        """Those that it has."""
-        return self._given - self._ended
+    def connections(self) -> tuple[int, int]:
+        """(those that carry load, all). One that it was just given may turn out to be either."""
+        new = self._given - self._told.taken
+        return self._told.busy + new, self._told.open + new
 
     def give(self, connection: socket.socket) -> None:
         self._given += 1
@@ -113,10 +113,9 @@ class WorkerProcess:
 
     def _hear_alive(self, state: words.Alive) -> None:
         self._pings = 0
-        self._ended = state.taken - state.open
         for kind, count in state.stream_errors.items():
-            self._errors[kind] += count - self._counted.get(kind, 0)
-        self._counted = state.stream_errors
+            self._errors[kind] += count - self._told.stream_errors.get(kind, 0)
+        self._told = state
         if not self.serving:
             self.serving = True
             log.info("worker serving", pid=self.process.pid)
@@ -254,13 +253,20 @@ class Supervisor:
     async def _watch(self) -> None:
         while True:
             await asyncio.sleep(PING_S)
+            self._level()
             for worker in self._workers:
                 worker.ping()
 
     # --- connections ---
 
     async def _hand_over(self, connection: socket.socket) -> None:
-        """To the worker that has the fewest; where none serves, when one does."""
+        """To the worker that has the least; where none serves, when one does."""
         await self._serving.wait()
         serving = [each for each in self._workers if each.serving]
         min(serving, key=lambda each: each.connections).give(connection)
+
+    def _level(self) -> None:
+        """A worker that has just been started would get nothing while Envoys keep the connections that they have."""
+        serving = sorted((each for each in self._workers if each.serving), key=lambda each: each.connections)
+        if serving and serving[-1].connections[0] - serving[0].connections[0] > 1:
+            serving[-1].link.post((words.SEND_AWAY,))

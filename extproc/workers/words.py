@@ -35,7 +35,8 @@ CONNECTION: Final = 13  # with a socket
 READY: Final = 14  # whether the fleet is known
 FEATURES: Final = 15  # see `features`
 PING: Final = 16
-LEAVE: Final = 17  # no new streams, then the end
+SEND_AWAY: Final = 17  # its busiest connection: another worker has too few
+LEAVE: Final = 18  # no new streams, then the end
 
 OBSERVED_HEADERS: Final = ("traceparent", "tracestate")
 """All that an observer of decisions reads of a request's headers: spans join the trace that they name."""
@@ -66,13 +67,15 @@ class QuestionByHeaders(NamedTuple):
 
 
 class Alive(NamedTuple):
-    """How a worker is. taken: connections that it was ever given; open: those that it has.
+    """How a worker is.
 
+    taken: connections that it was ever given. open: those that it has. busy: those of them that carry load.
     stream_errors: by kind, since it began.
     """
 
     taken: int
     open: int
+    busy: int
     stream_errors: Mapping[str, int]
 
 

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import signal
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from extproc.server import Server
 from extproc.services import EXTERNAL_PROCESSOR
@@ -17,11 +17,15 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Coroutine
 
+    from extproc.http2.listener import Peer
     from extproc.server import ServerSettings
     from extproc.workers.link import Message
 
 NOT_OURS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Terminals and process managers may send them to all processes of a service; the parent says what they mean."""
+
+BUSY_STREAMS: Final = 5
+"""Begun between two looks by a connection that carries load: health checks begin one, endpoint discovery none."""
 
 log = logging.getLogger(__name__)
 
@@ -45,6 +49,8 @@ class Worker:
         self._link = self._parent.link
         self._discovery = RemoteDiscovery(self._parent)
         self._taken = 0
+        self._begun: dict[Peer, int] = {}
+        self._pace: dict[Peer, int] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
@@ -68,6 +74,9 @@ class Worker:
                 self._picker.feature_settings = words.read_features(message)
             case words.PING:
                 self._tell_alive()
+            case words.SEND_AWAY:
+                if self._pace:
+                    max(self._pace, key=self._pace.__getitem__).send_away()
             case words.LEAVE:
                 self._begin(self._leave())
 
@@ -85,7 +94,14 @@ class Worker:
         self._tell_alive()
 
     def _tell_alive(self) -> None:
-        state = words.Alive(self._taken, len(self._listener.peers), dict(self._server.stream_errors))
+        peers = self._listener.peers
+        begun = {peer: peer.connection.streams_begun for peer in peers}
+        self._pace = {
+            peer: count - self._begun.get(peer, 0) for peer, count in begun.items() if not peer.connection.sent_away
+        }
+        self._begun = begun
+        busy = sum(count >= BUSY_STREAMS for count in self._pace.values())
+        state = words.Alive(self._taken, len(peers), busy, dict(self._server.stream_errors))
         self._link.post(words.alive(state))
 
     async def _leave(self) -> None:

@@ -51,6 +51,9 @@ async def nothing_is_left(site: Site) -> None:
 
 
 async def test_each_worker_is_killed(running: Site, rows: list[Figures]) -> None:
+    async def sent_away() -> bool:
+        return await asyncio.to_thread(running.envoy.stat, "cluster.extproc.upstream_cx_close_notify") > 0
+
     async with steady_load(running.envoy.url) as load:
         await load.rounds(3)
         fault_s = monotonic()
@@ -59,6 +62,7 @@ async def test_each_worker_is_killed(running: Site, rows: list[Figures]) -> None
             await all_serve(running, times)
             await load.rounds(2)
         back_s = monotonic()
+        await until(sent_away, "the last one is given a connection of the other's", 20.0)
         await load.rounds(4)
     rows.append(row := figures("router: kill -9 of each worker", load.exchanges, fault_s, back_s))
     assert_unnoticed(row)

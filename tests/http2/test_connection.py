@@ -289,6 +289,18 @@ def test_whoever_leaves_lets_open_calls_go_on() -> None:
     assert caller.connection.open_streams == 0
 
 
+def test_whoever_is_sent_away_is_served_until_it_has_gone() -> None:
+    caller = Caller()
+    caller.open()
+    caller.connection.send_away()
+    caller.connection.send_away()
+    assert caller.connection.take_output() == frames.goaway(frames.LOW_31_BITS, frames.NO_ERROR)
+    last = caller.open()
+    assert (len(caller.calls), caller.connection.streams_begun) == (2, 2)
+    caller.connection.leave()
+    assert caller.connection.take_output() == frames.goaway(last, frames.NO_ERROR)
+
+
 # --- peers that break the protocol: RFC 9113 names the error of each ---
 
 

@@ -6,25 +6,26 @@ import asyncio
 import json
 import os
 import signal
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from datetime import datetime
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from demo.process import Process
-from demo.wait import wait_until
+from demo.wait import until, wait_until
 from extproc.workers.supervisor import FIRST_PAUSE_S
 from tests.component.serving import SERVE
 from tests.workers.serving import ServingByWorkers, is_alive
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from tests.workers.serving import Client, OpenRequest
 
 ENDPOINTS = ("10.0.0.1:8000", "10.0.0.2:8000", "10.0.0.3:8000")
+ESTABLISHED = "01"
 STEADY = {"routing": {"prefill_tokens_per_s": 0.001, "slow_start_s": 0.0, "reuse_weight": 0.0}}
 """So that time alone changes nothing."""
 
@@ -108,6 +109,43 @@ async def test_a_worker_that_is_killed_leaves_no_lease_and_is_replaced(serving: 
         assert len(held) == 10
         assert 'extproc_stream_errors_total{kind="worker"} 5.0' in serving.page("/metrics")
     await asyncio.to_thread(serving.wait_in_flight, {})
+
+
+async def test_a_new_worker_gets_its_share_and_no_call_is_lost(serving: ServingByWorkers) -> None:
+    """All clients have come to the other one while there was no second."""
+    os.kill(serving.workers().pop(), signal.SIGKILL)
+    await asyncio.to_thread(serving.wait_for, "worker ended")
+    (old,) = serving.workers()
+    asked, ended = 0, asyncio.Event()
+
+    async def ask(client: Client) -> None:
+        nonlocal asked
+        while not ended.is_set():
+            await (await client.open()).end()
+            asked += 1
+
+    async def level() -> bool:
+        return [connections(pid) for pid in serving.workers() - {old}] == [2]
+
+    async with AsyncExitStack() as stack:
+        clients = [await stack.enter_async_context(serving.client()) for _ in range(4)]
+        asking = [asyncio.create_task(ask(client)) for client in clients]
+        await until(lambda: asyncio.sleep(0, asked > 20), "all are served")
+        assert connections(old) >= 4
+        await until(level, "the new one has half of them", 20.0)
+        ended.set()
+        await asyncio.gather(*asking)
+    await asyncio.to_thread(serving.wait_in_flight, {})
+
+
+def connections(pid: int) -> int:
+    """Established ones of a process: `ss` without ss."""
+    own = set()
+    for each in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(FileNotFoundError):  # closed meanwhile
+            own.add(os.readlink(each))
+    table = Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]
+    return sum(f"socket:[{line.split()[9]}]" in own and line.split()[3] == ESTABLISHED for line in table)
 
 
 def test_one_that_is_frozen_is_replaced(serving: ServingByWorkers) -> None:
