@@ -53,14 +53,20 @@ class ServingByWorkers(Serving):
 
     def client(self) -> Client:
         """One with a connection of its own."""
-        return Client(self.port)
+        return Client(f"127.0.0.1:{self.port}")
 
 
 class Client:
     """One of several Envoys, as far as workers can tell; leaving the context closes its connection."""
 
-    def __init__(self, port: int) -> None:
-        self._channel = grpc.aio.insecure_channel(f"127.0.0.1:{port}", [("grpc.use_local_subchannel_pool", 1)])
+    def __init__(self, address: str, authority: bytes = b"", name: str = "") -> None:
+        """authority: the certificate that it trusts, TLS then; name: of the server."""
+        options: list[tuple[str, Any]] = [("grpc.use_local_subchannel_pool", 1)]
+        if authority:
+            options.append(("grpc.ssl_target_name_override", name))
+            self._channel = grpc.aio.secure_channel(address, grpc.ssl_channel_credentials(authority), options)
+        else:
+            self._channel = grpc.aio.insecure_channel(address, options)
 
     async def open(self, body: bytes = b"", **headers: str) -> OpenRequest:
         """Have a request routed, and leave its stream open."""

@@ -17,12 +17,13 @@ from demo.process import Process
 from demo.wait import until, wait_until
 from extproc.workers.supervisor import FIRST_PAUSE_S
 from tests.component.serving import SERVE
-from tests.workers.serving import ServingByWorkers, is_alive
+from tests.hostile.certificates import ROUTER_NAME, Certificates
+from tests.workers.serving import Client, ServingByWorkers, is_alive
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tests.workers.serving import Client, OpenRequest
+    from tests.workers.serving import OpenRequest
 
 ENDPOINTS = ("10.0.0.1:8000", "10.0.0.2:8000", "10.0.0.3:8000")
 ESTABLISHED = "01"
@@ -217,6 +218,45 @@ async def test_streams_that_do_not_end_are_cut(serving: ServingByWorkers) -> Non
         await client.open()
         serving.send(signal.SIGTERM)
         assert await asyncio.to_thread(serving.wait) == 0
+
+
+async def test_over_tls_with_a_certificate_that_is_renewed(tmp_path: Path) -> None:
+    certificates = Certificates(tmp_path / "certificates")
+    settings = certificates.server_settings(mutual=False)
+    env = {
+        "EXTPROC_SERVER__TLS_CERTIFICATE": settings.tls_certificate,
+        "EXTPROC_SERVER__TLS_KEY": settings.tls_key,
+    }
+    with ServingByWorkers(tmp_path, STEADY, env=env) as serving:
+        serving.fleet(*ENDPOINTS)
+        serving.wait_for("ready")
+        for _ in range(2):
+            authority = certificates.ca.read_bytes()
+            clients = [Client(f"127.0.0.1:{serving.port}", authority, ROUTER_NAME) for _ in range(2)]
+            for client in clients:
+                async with client:
+                    assert (await client.open()).endpoint in ENDPOINTS
+            certificates.change_authority()
+
+
+async def test_over_a_unix_socket(tmp_path: Path) -> None:
+    path = tmp_path / "router.sock"
+    with ServingByWorkers(tmp_path, STEADY, env={"EXTPROC_SERVER__LISTEN": f"unix:{path}"}) as serving:
+        serving.fleet(*ENDPOINTS)
+        serving.wait_for("ready")
+        async with Client(f"unix:{path}") as client:
+            assert (await client.open()).endpoint in ENDPOINTS
+        serving.send(signal.SIGTERM)
+        assert await asyncio.to_thread(serving.wait) == 0
+    assert not path.exists()
+
+
+def test_a_certificate_that_cannot_be_is_said_so(tmp_path: Path) -> None:
+    env = {"EXTPROC_SERVER__TLS_CERTIFICATE": "/nowhere.pem", "EXTPROC_SERVER__TLS_KEY": "/nowhere-key.pem"}
+    process = Process([*SERVE, "--workers", "2"], tmp_path / "log", {"EXTPROC_ADMIN__LISTEN": "", **env})
+    assert process.wait(20) == 1
+    assert "server.tls_certificate /nowhere.pem" in process.log()
+    assert "Traceback" not in process.log()
 
 
 def test_workers_end_with_their_parent(serving: ServingByWorkers) -> None:
