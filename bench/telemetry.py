@@ -11,7 +11,7 @@ from typing import Final
 
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
-from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
+from opentelemetry.sdk.trace.sampling import ALWAYS_ON, ParentBased
 
 from bench.core import Cost, best_round, chat
 from extproc.core.features import FeatureSettings, extract
@@ -40,9 +40,9 @@ class Nowhere(SpanExporter):
 
 def cost_of_spans(flag: str | None, sample_ratio: float) -> Cost:
     """Of one request, in microseconds. flag: of the trace that it comes with, None: it comes with none."""
-    provider = TracerProvider(ParentBased(TraceIdRatioBased(sample_ratio)))
+    provider = TracerProvider(ParentBased(ALWAYS_ON))
     provider.add_span_processor(BatchSpanProcessor(Nowhere()))
-    spans = DecisionSpans(provider, "expected_work")
+    spans = DecisionSpans(provider, "expected_work", sample_ratio)
     sent = chat(1, 4096)
     headers = sent.headers if flag is None else {**sent.headers, "traceparent": TRACE + flag}
     request = Request(sent.method, sent.path, headers, sent.body)

@@ -8,19 +8,23 @@ can choose.
 from __future__ import annotations
 
 import platform
+from bisect import bisect_left
 from collections import Counter
+from itertools import accumulate
 from time import monotonic
 from typing import TYPE_CHECKING, Final
 
-from prometheus_client import CollectorRegistry, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily as CounterFamily
 from prometheus_client.core import GaugeMetricFamily as GaugeFamily
+from prometheus_client.core import HistogramMetricFamily as HistogramFamily
+from prometheus_client.utils import floatToGoString
 
 from extproc.build import COMPILED
 from extproc.core.decision import Reason
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from prometheus_client.core import Metric
 
@@ -41,6 +45,29 @@ FIRST_TOKEN_BUCKETS_S: Final = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 MAX_REPLICA_SERIES: Final = 256
 """Up to so many members each has series of its own; a larger fleet shows its sums and extremes. The page is made
 between two decisions: 256 members take 6 ms, 1,000 would take 28."""
+
+
+class Durations:
+    """A histogram that is added to without locks, at a tenth of the cost: all is counted on one event loop.
+
+    bounds_s: upper bounds of the buckets, ascending.
+    """
+
+    def __init__(self, name: str, text: str, bounds_s: Sequence[float]) -> None:
+        self._name = name
+        self._text = text
+        self._bounds_s = tuple(bounds_s)
+        self._counts = [0] * (len(bounds_s) + 1)
+        self._sum_s = 0.0
+
+    def observe(self, duration_s: float) -> None:
+        self._counts[bisect_left(self._bounds_s, duration_s)] += 1
+        self._sum_s += duration_s
+
+    def family(self) -> Metric:
+        bounds = [*map(floatToGoString, self._bounds_s), "+Inf"]
+        buckets = list(zip(bounds, accumulate(self._counts), strict=True))
+        return HistogramFamily(self._name, self._text, buckets, self._sum_s)
 
 
 class RouterMetrics:
@@ -68,19 +95,15 @@ class RouterMetrics:
         self._cached_tokens = 0
         self._prompt_tokens = 0
         self._error_tokens = 0.0
-        self._registry = CollectorRegistry()
-        self._decision_s = Histogram(
-            "extproc_decision_seconds",
-            "Reading the request and choosing.",
-            buckets=DECISION_BUCKETS_S,
-            registry=self._registry,
+        self._decision_s = Durations(
+            "extproc_decision_seconds", "Reading the request and choosing.", DECISION_BUCKETS_S
         )
-        self._first_token_s = Histogram(
+        self._first_token_s = Durations(
             "extproc_first_token_seconds",
             "From the decision to the first token, where the answer's headers tell it.",
-            buckets=FIRST_TOKEN_BUCKETS_S,
-            registry=self._registry,
+            FIRST_TOKEN_BUCKETS_S,
         )
+        self._registry = CollectorRegistry()
         self._registry.register(self)
 
     def text(self) -> bytes:
@@ -116,6 +139,8 @@ class RouterMetrics:
 
     def collect(self) -> Iterator[Metric]:
         yield self._decided()
+        yield self._decision_s.family()
+        yield self._first_token_s.family()
         yield from self._counters()
         yield from self._gauges()
         yield from _fleet(self._router)

@@ -32,6 +32,7 @@ _RESPONSE_HEADERS: Final = 0x1A
 _REQUEST_BODY: Final = 0x22
 _RESPONSE_BODY: Final = 0x2A
 _METADATA_CONTEXT: Final = 0x42
+_NO_METADATA: Final = b"\x42\x00"  # Envoy has none to forward before it has picked
 _PROTOCOL_CONFIG: Final = 0x5A
 # ... and of what is in it.
 _HEADER_MAP: Final = 0x0A  # of HttpHeaders
@@ -62,7 +63,7 @@ def _read(message: bytes) -> Event | None:
     kind, size = message[0], len(message)
     start, stop = _bounds(message, 1, size)
     if kind in (_REQUEST_BODY, _RESPONSE_BODY):
-        if stop != size:
+        if stop != size and message[stop:] != _NO_METADATA:
             return None
         chunk, end_of_stream = _body(message, start, stop)
         return RequestBody(chunk, end_of_stream) if kind == _REQUEST_BODY else ResponseBody(chunk, end_of_stream)

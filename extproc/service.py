@@ -68,7 +68,8 @@ class Service:
             ReplicaHealth(config.health, self._members, self._unwell_changed.set) if config.health.enabled else None
         )
         self._provider = make_provider(config.telemetry)
-        self._spans = DecisionSpans(self._provider, config.routing.policy) if self._provider else None
+        ratio = config.telemetry.sample_ratio
+        self._spans = DecisionSpans(self._provider, config.routing.policy, ratio) if self._provider else None
         observers: list[DecisionObserver] = [each for each in (self._spans, self._health) if each is not None]
         self._picker = EndpointPicker(self._router, config.features, max_unread_bytes=max_unread_bytes(config.envoy))
         self._workers = Supervisor(config.server, self._picker, self._endpoints) if config.server.workers > 1 else None

@@ -14,14 +14,15 @@ import time
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import islice
+from random import random
 from typing import TYPE_CHECKING, Final
 
 from opentelemetry.exporter.otlp.json.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import SpanLimits, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, ConsoleSpanExporter, SpanExporter
-from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
-from opentelemetry.trace import SpanKind, Status, StatusCode
+from opentelemetry.sdk.trace.sampling import ALWAYS_ON, ParentBased
+from opentelemetry.trace import SpanKind, Status, StatusCode, get_current_span
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from extproc.address import split_address
@@ -43,6 +44,7 @@ MAX_ATTRIBUTE_CHARACTERS: Final = 256
 """Method, path and model are what a client wrote: no span grows with them."""
 MAX_CANDIDATES: Final = 16
 """More than a policy weighs by itself; of replicas that the data plane has preselected it weighs all."""
+SAMPLER_VARIABLE: Final = "OTEL_TRACES_SAMPLER"
 UNSAMPLED: Final = "-00"
 """How a `traceparent` ends whose trace nobody keeps (W3C Trace Context, 3.2.2.5)."""
 
@@ -105,7 +107,7 @@ def make_provider(settings: TelemetrySettings) -> TracerProvider | None:
             processor = BatchProcessor(exporter, schedule_delay_millis=CONSOLE_DELAY_MS)
         case Exporter.OTLP:
             processor = BatchProcessor(OTLPSpanExporter())
-    sampler = None if "OTEL_TRACES_SAMPLER" in os.environ else ParentBased(TraceIdRatioBased(settings.sample_ratio))
+    sampler = None if SAMPLER_VARIABLE in os.environ else ParentBased(ALWAYS_ON)  # DecisionSpans draws lots itself
     limits = SpanLimits(max_span_attribute_length=MAX_ATTRIBUTE_CHARACTERS)
     provider = TracerProvider(sampler, make_resource(settings), span_limits=limits)
     provider.add_span_processor(processor)
@@ -113,10 +115,15 @@ def make_provider(settings: TelemetrySettings) -> TracerProvider | None:
 
 
 class DecisionSpans:
-    """A DecisionObserver that writes spans."""
+    """A DecisionObserver that writes spans.
 
-    def __init__(self, provider: TracerProvider, policy: str) -> None:
+    sample_ratio: of the requests without a trace. Lots are drawn before a span is begun: the SDK makes one first and
+        lets a sampler look at it, which costs as much as the decision.
+    """
+
+    def __init__(self, provider: TracerProvider, policy: str, sample_ratio: float = 1.0) -> None:
         self.policy = policy
+        self._sample_ratio = 1.0 if SAMPLER_VARIABLE in os.environ else sample_ratio
         self._tracer = provider.get_tracer("extproc")
         self._follows_parent = isinstance(provider.sampler, ParentBased)
         self._propagator = TraceContextTextMapPropagator()
@@ -124,9 +131,15 @@ class DecisionSpans:
 
     def decided(self, request: Request, features: Features, decision: Decision, took_s: float) -> None:
         parent = request.headers.get("traceparent")
-        if self._follows_parent and parent is not None and parent.endswith(UNSAMPLED):
+        context = None
+        if parent is not None:
+            if self._follows_parent and parent.endswith(UNSAMPLED):
+                return
+            context = self._propagator.extract(request.headers)
+            if not get_current_span(context).get_span_context().is_valid:
+                parent = None  # nonsense; the client has no say in what is sampled
+        if parent is None and random() >= self._sample_ratio:
             return
-        context = self._propagator.extract(request.headers) if parent is not None else None
         began_ns = time.time_ns() - round(took_s * 1e9)
         span = self._tracer.start_span(SPAN_NAME, context, SpanKind.SERVER, start_time=began_ns)
         if not span.is_recording():

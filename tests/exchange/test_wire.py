@@ -244,10 +244,12 @@ def test_lengths_of_every_size_are_read(size: int, end_of_stream: bool) -> None:
 def test_what_envoy_says_of_a_request_needs_no_other_reader() -> None:
     opening = ProcessingRequest(request_headers=http_headers([(":method", b"POST")]))
     opening.protocol_config.request_body_mode = 2
+    body = ProcessingRequest(request_body=HttpBody(body=b"{}", end_of_stream=True))
+    body.metadata_context.SetInParent()
     answer = ProcessingRequest(response_headers=http_headers([(":status", b"200")]))
     answer.metadata_context.filter_metadata["envoy.lb"].update(
         {DESTINATION: ENDPOINT, f"{DESTINATION}-served": ENDPOINT}
     )
-    for message in (opening, answer):
+    for message in (opening, body, answer):
         serialized = message.SerializeToString()
         assert plain_messages.read(serialized) == decode_any(serialized)

@@ -9,7 +9,7 @@ import pytest
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
+from opentelemetry.sdk.trace.sampling import ALWAYS_ON, ParentBased
 
 from extproc.core.replica import Replica
 from extproc.core.router import Router, RouterSettings
@@ -35,10 +35,10 @@ class Traced:
 
     def __post_init__(self) -> None:
         self._exporter = InMemorySpanExporter()
-        provider = TracerProvider(sampler=ParentBased(TraceIdRatioBased(self.sample_ratio)))
+        provider = TracerProvider(sampler=ParentBased(ALWAYS_ON))
         provider.add_span_processor(SimpleSpanProcessor(self._exporter))
         self.router = Router(self.settings)
-        self.observer = DecisionSpans(provider, self.settings.policy.value)
+        self.observer = DecisionSpans(provider, self.settings.policy.value, self.sample_ratio)
         self.picker = EndpointPicker(self.router, observer=self.observer, clock=lambda: self.now_s)
 
     def fleet(self, *replicas: Replica) -> None:

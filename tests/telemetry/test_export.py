@@ -37,11 +37,11 @@ def provider_of(settings: TelemetrySettings) -> TracerProvider:
     return provider
 
 
-def route(provider: TracerProvider, count: int = 1, **headers: str) -> None:
+def route(provider: TracerProvider, count: int = 1, sample_ratio: float = 1.0, **headers: str) -> None:
     """Make and end so many decisions."""
     router = Router()
     router.set_members([Replica("a", "10.0.0.1:8000")], 0.0)
-    picker = EndpointPicker(router, observer=DecisionSpans(provider, "expected_work"))
+    picker = EndpointPicker(router, observer=DecisionSpans(provider, "expected_work", sample_ratio))
     for _ in range(count):
         picker.pick(Request("GET", "/v1/models", headers), None).finish()
 
@@ -63,7 +63,7 @@ def test_the_console_has_one_object_per_line(capsys: pytest.CaptureFixture[str])
 
 def test_a_share_of_the_requests_is_sampled(capsys: pytest.CaptureFixture[str]) -> None:
     provider = provider_of(TelemetrySettings(Exporter.CONSOLE, sample_ratio=0.1))
-    route(provider, 1000)
+    route(provider, 1000, sample_ratio=0.1)
     provider.shutdown()
     # 1,000 draws at 0.1: 6 standard deviations are 57.
     assert 43 <= len(capsys.readouterr().out.splitlines()) <= 157
@@ -75,7 +75,7 @@ def test_standard_variables_win(monkeypatch: pytest.MonkeyPatch, capsys: pytest.
     monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "deployment.environment.name=test")
     provider = provider_of(TelemetrySettings(Exporter.CONSOLE, sample_ratio=0.0))
     assert provider.sampler is ALWAYS_ON
-    route(provider, traceparent=UNSAMPLED)  # this sampler does not follow the parent
+    route(provider, sample_ratio=0.0, traceparent=UNSAMPLED)  # this sampler does not follow the parent
     provider.shutdown()
     (span,) = map(json.loads, capsys.readouterr().out.splitlines())
     resource = span["resource"]["attributes"]
