@@ -29,7 +29,8 @@ PATTERNS = (
     ),
 )
 INTERPRETED = {"__init__.py", "settings.py", "listener.py"}
-"""pydantic fills in settings, and takes compiled classes for ones with a __dict__."""
+"""pydantic fills in settings, and takes compiled classes for ones with a __dict__. A listener's peers are protocols of
+asyncio's, which compiled classes cannot derive from."""
 
 
 def sources(root: Path) -> list[Path]:
