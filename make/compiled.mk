@@ -13,4 +13,4 @@ bench-core: compiled ## what a decision costs, compiled: [ARGS=--json]
 .PHONY: test-compiled
 test-compiled: compiled ## decisions, streams and the service on the compiled router
 	$(COMPILED) $(RUN)/python -m pytest --import-mode=append tests/compiled tests/core tests/exchange tests/http2 tests/component \
-	  tests/hostile/test_sequences.py tests/e2e/test_envoy_routing.py $(ARGS)
+	  tests/workers tests/hostile/test_sequences.py tests/e2e/test_envoy_routing.py $(ARGS)

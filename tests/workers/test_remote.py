@@ -264,19 +264,17 @@ async def test_a_parent_that_stands_still_is_waited_for_once(house: House, silen
     await nothing_open(house)
 
 
-async def test_a_decision_that_fails_costs_its_request_the_route_only(
-    house: House, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+async def test_a_question_that_fails_costs_its_request_the_route_only(
+    house: House, caplog: pytest.LogCaptureFixture
 ) -> None:
     house.join(FLEET)
     worker = house.worker()
-
-    def fail(*_: object) -> None:
-        raise RuntimeError("a fault")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(house.router, "decide", fail)
-        assert (await worker.pick(chat(1, 1))).decision.membership_version == 0
-    assert "a fault" in caplog.text
+    answer = await waiting(lambda: worker.parent.ask(1_000_000, (words.QUESTION, 1_000_000, "no more")))
+    assert answer is not None
+    decision = words.read_answer(answer)
+    assert decision is not None
+    assert (decision.endpoint, decision.membership_version) == (None, 0)
+    assert "a decision failed" in caplog.text
     assert (await worker.pick(chat(1, 1))).decision.endpoint is not None
 
 
