@@ -78,6 +78,10 @@ class Link:
             self._later = self._loop.call_later(LATER_S, self._flush)
 
     def _put(self, message: Message, passenger: socket.socket | None) -> None:
+        if self.ended:
+            if passenger is not None:
+                passenger.close()
+            return
         content = marshal.dumps(message)
         frame = _LENGTH.pack(len(content)) + content
         if passenger is None and self._outgoing:

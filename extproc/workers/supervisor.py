@@ -134,7 +134,7 @@ class Supervisor:
         self._picker = picker
         self._endpoints = endpoints
         self._ready = False
-        self._leaving = False
+        self._leaving = asyncio.Event()
         self._workers: list[WorkerProcess] = []
         self._serving = asyncio.Event()
         self._port = Port(self._hand_over)
@@ -181,7 +181,7 @@ class Supervisor:
         self.set_ready(False)
         await asyncio.sleep(self._settings.notice_s)
         await self._endpoints.close()
-        self._leaving = True
+        self._leaving.set()
         self._port.close()
         for worker in self._workers:
             worker.link.post((words.LEAVE,))
@@ -191,7 +191,7 @@ class Supervisor:
     # --- workers ---
 
     async def _end(self) -> None:
-        self._leaving = True
+        self._leaving.set()
         self._port.close()
         for task in self._tasks:
             task.cancel()
@@ -200,7 +200,7 @@ class Supervisor:
     async def _keep(self) -> None:
         """One place: a worker, and when it has died the next."""
         pause_s = 0.0
-        while not self._leaving:
+        while not self._leaving.is_set():
             try:
                 worker = await self._begin()
             except OSError as error:
@@ -210,8 +210,9 @@ class Supervisor:
                 await self._outlive(worker)
                 lived_s = monotonic() - worker.started_s
             pause_s = 0.0 if lived_s > SHORT_LIFE_S else min(LONGEST_PAUSE_S, pause_s * 2 or FIRST_PAUSE_S)
-            if not self._leaving:
-                await asyncio.sleep(pause_s)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(pause_s):
+                    await self._leaving.wait()
 
     async def _begin(self) -> WorkerProcess:
         ours, theirs = socket.socketpair()
@@ -229,6 +230,8 @@ class Supervisor:
         self._workers.append(worker)
         worker.link.post(words.start(words.Start(self._settings, picker.feature_settings, picker.max_unread_bytes)))
         worker.link.post((words.READY, self._ready))
+        if self._leaving.is_set():
+            worker.link.post((words.LEAVE,))
         return worker
 
     async def _outlive(self, worker: WorkerProcess) -> None:
@@ -243,10 +246,8 @@ class Supervisor:
             worker.kill()
             worker.release()
             self._workers.remove(worker)
-            if not any(each.serving for each in self._workers):
-                self._serving.clear()
         status = await worker.process.wait()
-        if not self._leaving:
+        if not self._leaving.is_set():
             self.stream_errors["worker"] += worker.leases_left
             log.error("worker ended", pid=worker.process.pid, status=status, leases=worker.leases_left)
 
@@ -261,8 +262,9 @@ class Supervisor:
 
     async def _hand_over(self, connection: socket.socket) -> None:
         """To the worker that has the least; where none serves, when one does."""
-        await self._serving.wait()
-        serving = [each for each in self._workers if each.serving]
+        while not (serving := [each for each in self._workers if each.serving]):
+            self._serving.clear()
+            await self._serving.wait()
         min(serving, key=lambda each: each.connections).give(connection)
 
     def _level(self) -> None:

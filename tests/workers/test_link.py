@@ -144,6 +144,9 @@ async def test_the_end_comes_after_all_that_was_said(ends: tuple[Link, Link]) ->
     assert await everything(other, 2) == [(1,), (2,)]
     assert other.take() == []
     assert other.ended
-    other.post((3,))  # to nobody
+    near, far = socket.socketpair()
+    other.post((3,), far)  # to nobody
+    with near:
+        assert near.recv(1) == b""
     other.post_later((4,))
     await asyncio.sleep(2 * LATER_S)

@@ -9,6 +9,7 @@ import signal
 from contextlib import AsyncExitStack, suppress
 from datetime import datetime
 from pathlib import Path
+from time import monotonic
 from typing import TYPE_CHECKING
 
 import pytest
@@ -211,6 +212,25 @@ async def test_it_ends_when_its_streams_have(serving: ServingByWorkers, number: 
     assert not any(is_alive(pid) for pid in workers)
     assert "Traceback" not in serving.log()
     assert not serving.events("worker ended")
+
+
+def test_it_ends_at_once_while_a_worker_is_yet_to_be_started_again(serving: ServingByWorkers) -> None:
+    for pid in serving.workers():
+        os.kill(pid, signal.SIGKILL)
+    serving.wait_for("worker ended", 2)
+    began_s = monotonic()
+    serving.send(signal.SIGTERM)
+    assert serving.wait() == 0
+    assert monotonic() - began_s < 1.9  # less than what streams are given
+
+
+async def test_clients_that_come_while_no_worker_serves_are_served_later(serving: ServingByWorkers) -> None:
+    for pid in serving.workers():
+        os.kill(pid, signal.SIGKILL)
+    await asyncio.to_thread(serving.wait_for, "worker ended", 2)
+    async with serving.client() as client:
+        assert (await client.open()).endpoint in ENDPOINTS
+    assert "Traceback" not in serving.log()
 
 
 async def test_streams_that_do_not_end_are_cut(serving: ServingByWorkers) -> None:
