@@ -4,7 +4,7 @@ INSTALLED  = $$(sed -n 's/==.*//p' $(LOCK))
 # Licences that may be shipped with a product, as packages spell them. Add one only after reading it.
 LICENCES  := MIT;MIT License;MIT OR Apache-2.0;Apache-2.0;Apache Software License;Apache-2.0 AND MIT;$\
              Apache-2.0 AND BSD-2-Clause;CC0-1.0 OR Apache-2.0;BSD-2-Clause;BSD-3-Clause;3-Clause BSD License;ISC;$\
-             PSF-2.0;Python Software Foundation License
+             PSF-2.0;MIT AND PSF-2.0;Python Software Foundation License
 
 .PHONY: supply-tools
 supply-tools: $(READY)
