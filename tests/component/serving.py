@@ -64,8 +64,13 @@ class Serving(Process):
         """Write the watched membership file."""
         self._fleet.write_text(json.dumps({"replicas": [{"endpoint": endpoint} for endpoint in endpoints]}))
 
+    def lines(self) -> list[str]:
+        """Of the log, without one that is still being written."""
+        text = self.log()
+        return text[: text.rfind("\n") + 1].splitlines()
+
     def events(self, name: str) -> list[dict[str, Any]]:
-        lines = [json.loads(line) for line in self.log().splitlines() if line.startswith("{")]
+        lines = [json.loads(line) for line in self.lines() if line.startswith("{")]
         return [line for line in lines if line.get("event") == name]
 
     def wait_for(self, event: str, times: int = 1) -> dict[str, Any]:

@@ -53,7 +53,7 @@ def router(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
 
 
 def spans(router: Serving) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in router.log().splitlines() if '"name": "route"' in line]
+    return [json.loads(line) for line in router.lines() if '"name": "route"' in line]
 
 
 def ask(router: Serving, body: bytes, headers: dict[str, str]) -> list[ProcessingResponse]:
