@@ -27,6 +27,7 @@ PATTERNS = (
         "services.py",
         "wire.py",
     ),
+    "workers/link.py",
 )
 INTERPRETED = {"__init__.py", "settings.py", "listener.py"}
 """pydantic fills in settings, and takes compiled classes for ones with a __dict__. A listener's peers are protocols of
