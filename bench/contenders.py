@@ -2,11 +2,12 @@
 
 extproc          Envoy and this router, as `extproc envoy-config` and the defaults have them, compiled as in its image
 interpreted      the same from its sources, as Python runs them
-reading          the same, with every body read (features.unread_from_bytes = 0)
-extproc@256      the same before so many replicas
-workers          the same with two workers, and two threads of Envoy, whose connections they share
+grpcio           that on grpcio's core (server.transport)
+reading          the first, with every body read (features.unread_from_bytes = 0)
+extproc@256      the first before so many replicas
+workers          the first with two workers, and two threads of Envoy, whose connections they share
 floor            the same Envoy, and a picker that reads nothing and decides nothing (bench/floor.py)
-grpcio-floor     that on grpcio's core
+grpcio-floor     the same picker on grpcio's core
 envoy            Envoy alone: a ring hash on the session header
 smg, vllm-router, sglang-router    each with its cache-aware policy, from its package on PyPI
 """
@@ -43,6 +44,7 @@ COMMANDS: Final[dict[str, tuple[str, ...]]] = {
     "vllm-router": ("vllm-router",),
     "sglang-router": ("sglang-router", "launch"),
 }
+BY_GRPCIO: Final = {"EXTPROC_SERVER__TRANSPORT": "grpcio"}
 READ_ALL: Final = {"EXTPROC_FEATURES__UNREAD_FROM_BYTES": "0"}
 ROOT: Final = Path(__file__).parent.parent
 CACHE: Final = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "prefix-affinity-router"
@@ -96,6 +98,7 @@ def start(name: str, directory: Path, backends: Sequence[str]) -> Contender:
     starters: dict[str, Callable[[Contender, Sequence[str]], None]] = {
         "extproc": lambda contender, backends: _start_extproc(contender, backends, compiled()),
         "interpreted": lambda contender, backends: _start_extproc(contender, backends, ROOT),
+        "grpcio": lambda contender, backends: _start_extproc(contender, backends, ROOT, env=BY_GRPCIO),
         "reading": lambda contender, backends: _start_extproc(contender, backends, compiled(), env=READ_ALL),
         "workers": lambda contender, backends: _start_extproc(contender, backends, compiled(), workers=2),
         "floor": _start_floor,

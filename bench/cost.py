@@ -78,9 +78,9 @@ def load(url: str, body_bytes: int, seconds: int, pause_ms: float = 0.0, turns: 
     return said
 
 
-def measure(contender: Contender, body_bytes: int, seconds: int, turns: int) -> Round:
+def measure(contender: Contender, body_bytes: int, seconds: int, pause_ms: float, turns: int) -> Round:
     before = contender.cpu_s()
-    said = load(contender.url, body_bytes, seconds, turns=turns)
+    said = load(contender.url, body_bytes, seconds, pause_ms, turns)
     after = contender.cpu_s()
     requests = max(1, said["requests"])
     return Round(
@@ -94,16 +94,16 @@ def measure(contender: Contender, body_bytes: int, seconds: int, turns: int) -> 
 
 
 def compare(
-    contenders: Sequence[Contender], bodies: Sequence[int], rounds: int, seconds: int, turns: int
+    contenders: Sequence[Contender], bodies: Sequence[int], rounds: int, seconds: int, pause_ms: float, turns: int
 ) -> Iterator[Cost]:
     """All rounds of one body size before the next, contenders interleaved."""
     for body_bytes in bodies:
         found: dict[str, list[Round]] = {each.name: [] for each in contenders}
         for contender in contenders:
-            load(contender.url, body_bytes, WARM_UP_S, turns=turns)
+            load(contender.url, body_bytes, WARM_UP_S, pause_ms, turns)
         for _ in range(rounds):
             for contender in contenders:
-                found[contender.name].append(measure(contender, body_bytes, seconds, turns))
+                found[contender.name].append(measure(contender, body_bytes, seconds, pause_ms, turns))
         for contender in contenders:
             yield _summary(contender, body_bytes, found[contender.name])
 
@@ -134,6 +134,7 @@ def main() -> int:
     )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=int, default=4, help="of each round")
+    parser.add_argument("--pause-ms", type=float, default=0.0, help="of a connection between two requests; 0: none")
     parser.add_argument("--turns", type=int, default=TURNS, help="of a session, before another takes its place")
     parser.add_argument("--json", action="store_true", help="one JSON object per line")
     args = parser.parse_args()
@@ -148,7 +149,7 @@ def main() -> int:
         if not args.json:
             print(HEADS)
         bodies = [int(each) for each in args.bodies.split(",")]
-        for cost in compare(contenders, bodies, args.rounds, args.seconds, args.turns):
+        for cost in compare(contenders, bodies, args.rounds, args.seconds, args.pause_ms, args.turns):
             print(json.dumps(asdict(cost)) if args.json else _row(cost), flush=True)
     return 0
 

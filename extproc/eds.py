@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Protocol
 
 from envoy.config.core.v3.health_check_pb2 import DRAINING, HEALTHY
 from envoy.config.endpoint.v3.endpoint_pb2 import ClusterLoadAssignment
 from envoy.service.discovery.v3.discovery_pb2 import DiscoveryRequest, DiscoveryResponse
+from google.protobuf.message import DecodeError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable
@@ -43,12 +45,16 @@ class DiscoveryStreams(Protocol):
 
 @dataclass(eq=False, slots=True)
 class Subscriber:
-    """One open EDS stream. node: Envoy's own id. sent, accepted, refused: the newest version of each kind."""
+    """One open EDS stream. node: Envoy's own id. sent, accepted, refused: the newest version of each kind.
+
+    ended: it says no more.
+    """
 
     node: str = ""
     sent: int = 0
     accepted: int = 0
     refused: int = 0
+    ended: bool = False
 
 
 @dataclass(slots=True)
@@ -107,7 +113,7 @@ class EndpointDiscovery:
         subscriber = Subscriber()
         reader = asyncio.create_task(self._listen(subscriber, requests))
         try:
-            while await self._has_news(subscriber, reader):
+            while await self._has_news(subscriber):
                 subscriber.sent = self.version
                 yield _response(self.version, self._assignment)
         finally:
@@ -116,29 +122,36 @@ class EndpointDiscovery:
                 self._subscribers.discard(subscriber)
                 self._changed.notify_all()
 
-    async def _has_news(self, subscriber: Subscriber, reader: asyncio.Task[None]) -> bool:
+    async def _has_news(self, subscriber: Subscriber) -> bool:
         """Wait for a version that the subscriber has not been sent; False when its stream has ended."""
         async with self._changed:
             await self._changed.wait_for(
-                lambda: self._over(reader) or (subscriber in self._subscribers and subscriber.sent < self.version)
+                lambda: self._over(subscriber) or (subscriber in self._subscribers and subscriber.sent < self.version)
             )
-        return not self._over(reader)
+        return not self._over(subscriber)
 
-    def _over(self, reader: asyncio.Task[None]) -> bool:
-        return self._closed or reader.done()
+    def _over(self, subscriber: Subscriber) -> bool:
+        return self._closed or subscriber.ended
 
     async def _listen(self, subscriber: Subscriber, requests: AsyncIterator[bytes]) -> None:
         """Follow what one Envoy subscribes to, accepts and refuses."""
-        async for message in requests:
-            self._note(subscriber, DiscoveryRequest.FromString(message))
+        try:
+            async for message in requests:
+                self._note(subscriber, DiscoveryRequest.FromString(message))
+                async with self._changed:
+                    self._changed.notify_all()
+        except DecodeError:
+            log.error("what is no DiscoveryRequest has ended its stream")
+        finally:
             async with self._changed:
+                subscriber.ended = True
                 self._changed.notify_all()
 
     def _note(self, subscriber: Subscriber, request: DiscoveryRequest) -> None:
         subscriber.node = request.node.id or subscriber.node  # Envoy names itself in the first message only
         if FLEET in request.resource_names or not request.resource_names:
             self._subscribers.add(subscriber)
-        nonce = int(request.response_nonce) if request.response_nonce.isdigit() else 0
+        nonce = int(request.response_nonce) if re.fullmatch(r"[0-9]{1,18}", request.response_nonce) else 0
         if not nonce:
             return
         if request.HasField("error_detail"):

@@ -92,6 +92,8 @@ def _read(message: bytes) -> Event | None:
         end_of_stream = _flag(message, start, stop, _HEADERS_END_OF_STREAM)
     subset, served = said_by_metadata(metadata) if metadata else (None, None)
     if kind == _RESPONSE_HEADERS:
+        if modes:
+            return None  # it stands in the first message only
         return ResponseHeaders(headers, end_of_stream, served)
     request_body_mode, response_body_mode = body_modes(modes)
     return RequestHeaders(headers, end_of_stream, request_body_mode, response_body_mode, subset)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import socket
+import stat
 from typing import TYPE_CHECKING, Final
 
 from extproc.address import join_address, socket_path, split_address
@@ -50,7 +52,8 @@ class Port:
             self._socket.close()
             self._socket = None
             if self._path:
-                os.unlink(self._path)
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(self._path)
 
     async def _accept(self, listening: socket.socket) -> None:
         loop = asyncio.get_running_loop()
@@ -58,6 +61,8 @@ class Port:
         while True:
             try:
                 accepted, _ = await loop.sock_accept(listening)
+            except ConnectionAbortedError:
+                continue
             except OSError as error:
                 log.error("cannot accept a connection: %s", error)
                 await asyncio.sleep(ACCEPT_PAUSE_S)
@@ -86,7 +91,7 @@ def _unix_socket(path: str) -> socket.socket:
     """In place of a socket that a crash left over."""
     listening = socket.socket(socket.AF_UNIX)
     try:
-        if os.path.exists(path):
+        if os.path.exists(path) and stat.S_ISSOCK(os.stat(path).st_mode):  # any other file stays, and bind fails
             os.unlink(path)
         listening.bind(path)
         listening.listen(BACKLOG)

@@ -38,6 +38,8 @@ MAX_STREAMS: Final = 100_000
 """Open at a time: one for each request that runs. No fleet of a thousand engines has as many."""
 MAX_CONTINUATIONS: Final = 16
 """Frames of one block of headers: 64 KiB are four. Empty ones would cost time and nothing else (CVE-2024-27316)."""
+MAX_SETTINGS_FRAMES: Final = 100
+"""Each may mean a look at all streams. Envoy sends one."""
 CONNECTION_WINDOW_BYTES: Final = frames.LARGEST_WINDOW_BYTES
 """The streams' own windows bound what is held."""
 CONNECTION_STEP_BYTES: Final = 16 * 1024 * 1024
@@ -127,7 +129,6 @@ class Connection:
 
     def __init__(self, services: Mapping[str, Service], max_message_bytes: int, woken: Callable[[], None]) -> None:
         self.failed = ""
-        self.answered_ping = False
         self.sent_away = False
         self._services = services
         self._woken = woken
@@ -136,7 +137,9 @@ class Connection:
         self._headers = HeaderBlocks()
         self._streams: dict[int, Stream] = {}
         self._blocked: dict[int, Stream] = {}
-        self._last_id = 0
+        self._seen_id = 0
+        self._last_id = 0  # of those that are served
+        self._settings_frames = 0
         self._rest = b""
         self._begun = False
         self._greeted = False
@@ -185,8 +188,7 @@ class Connection:
             self._receiving = False
 
     def ping(self) -> None:
-        """Ask for a sign of life; `answered_ping` tells when it came."""
-        self.answered_ping = False
+        """Ask for a sign of life."""
         self._write(frames.frame(frames.PING, 0, 0, b"keepaliv"))
 
     @property
@@ -246,8 +248,6 @@ class Connection:
             stream_id = int.from_bytes(data[at + 5 : start], "big") & frames.LOW_31_BITS
             self._frame(data[at + 3], data[at + 4], stream_id, data, start, stop)
             at = stop
-            if self.failed:
-                return
         self._rest = data[at:] if at < size else b""
 
     def _frame(self, kind: int, flags: int, stream_id: int, data: bytes, start: int, stop: int) -> None:
@@ -259,7 +259,7 @@ class Connection:
             self._on_headers(flags, stream_id, data, start, stop)
         elif kind == frames.RST_STREAM:
             self._expect(stop - start == 4, "RST_STREAM of another length", frames.FRAME_SIZE_ERROR)
-            self._expect(0 < stream_id <= self._last_id, "RST_STREAM for a stream that was never opened")
+            self._expect(0 < stream_id <= self._seen_id, "RST_STREAM for a stream that was never opened")
             self._forget(stream_id)
         elif kind == frames.WINDOW_UPDATE:
             self._on_window_update(stream_id, data, start, stop)
@@ -268,9 +268,7 @@ class Connection:
         elif kind == frames.PING:
             self._expect(stream_id == 0, "PING on a stream")
             self._expect(stop - start == 8, "PING of another length", frames.FRAME_SIZE_ERROR)
-            if flags & frames.ACK:
-                self.answered_ping = True
-            else:
+            if not flags & frames.ACK:
                 self._write(frames.frame(frames.PING, frames.ACK, 0, data[start:stop]))
         elif kind == frames.CONTINUATION:
             self._on_continuation(flags, stream_id, data[start:stop])
@@ -299,12 +297,15 @@ class Connection:
         stream = self._streams.get(stream_id)
         if stream is None:
             # A stream that we have ended, and the peer does not know it yet.
-            self._expect(0 < stream_id <= self._last_id, "DATA for a stream that was never opened")
+            self._expect(0 < stream_id <= self._seen_id, "DATA for a stream that was never opened")
             return
         if stream.peer_ended:
             self._reset(stream_id, frames.STREAM_CLOSED)
             return
         stream.unacknowledged_bytes += counted
+        if stream.unacknowledged_bytes > self._window_bytes:
+            self._reset(stream_id, frames.FLOW_CONTROL_ERROR)
+            return
         try:
             stream.data(data, start, stop, self._max_message_bytes)
         except Exception:
@@ -357,7 +358,10 @@ class Connection:
                 self._half_close(stream)
             else:
                 self._reset(stream_id, frames.PROTOCOL_ERROR)
-        elif stream_id > self._last_id and not self._leaving:
+        elif stream_id > self._seen_id:
+            self._seen_id = stream_id
+            if self._leaving:
+                return  # it has been told that these are not served
             self._last_id = stream_id
             if len(self._streams) >= MAX_STREAMS:
                 self._write(frames.reset(stream_id, frames.REFUSED_STREAM))
@@ -366,12 +370,12 @@ class Connection:
 
     def _open(self, stream_id: int, headers: Mapping[str, str], peer_ended: bool) -> None:
         stream = Stream(self, stream_id, self._peer_window_bytes)
+        stream.peer_ended = peer_ended
         self._streams[stream_id] = stream
         service = self._services.get(headers.get(":path", ""))
         if not headers.get("content-type", "").startswith("application/grpc"):
             self._write(frames.frame(frames.HEADERS, frames.END_HEADERS | frames.END_STREAM, stream_id, UNSUPPORTED))
             stream.ending = b""
-            stream.peer_ended = peer_ended
             self._gone(stream)
             return
         if service is None:
@@ -406,14 +410,16 @@ class Connection:
             self._expect(in_bounds, "a window that cannot be", frames.FLOW_CONTROL_ERROR)
             self._drain()
             return
-        self._expect(stream_id <= self._last_id, "WINDOW_UPDATE for a stream that was never opened")
+        self._expect(stream_id <= self._seen_id, "WINDOW_UPDATE for a stream that was never opened")
         stream = self._streams.get(stream_id)
         if stream is None:
             return
         stream.send_window_bytes += more_bytes
-        if more_bytes == 0 or stream.send_window_bytes > frames.LARGEST_WINDOW_BYTES:
+        if more_bytes == 0:
+            self._reset(stream_id, frames.PROTOCOL_ERROR)
+        elif stream.send_window_bytes > frames.LARGEST_WINDOW_BYTES:
             self._reset(stream_id, frames.FLOW_CONTROL_ERROR)
-        elif stream_id in self._blocked:
+        else:
             self._flush(stream)
 
     def _on_settings(self, flags: int, stream_id: int, payload: bytes) -> None:
@@ -422,14 +428,16 @@ class Connection:
         self._greeted = True
         if flags & frames.ACK:
             return
+        self._settings_frames += 1
+        if self._settings_frames > MAX_SETTINGS_FRAMES:
+            raise ConnectionFailed(frames.ENHANCE_YOUR_CALM, "settings without end")
+        window_bytes = self._peer_window_bytes
         for at in range(0, len(payload), 6):
             name = int.from_bytes(payload[at : at + 2], "big")
             value = int.from_bytes(payload[at + 2 : at + 6], "big")
             if name == frames.INITIAL_WINDOW_SIZE:
                 self._expect(value <= frames.LARGEST_WINDOW_BYTES, "a window too large", frames.FLOW_CONTROL_ERROR)
-                for stream in self._streams.values():
-                    stream.send_window_bytes += value - self._peer_window_bytes  # below 0 as well (6.9.2)
-                self._peer_window_bytes = value
+                window_bytes = value
             elif name == frames.MAX_FRAME_SIZE:
                 in_bounds = frames.DEFAULT_FRAME_BYTES <= value <= frames.LARGEST_FRAME_BYTES
                 self._expect(in_bounds, "a frame size that cannot be")
@@ -437,7 +445,17 @@ class Connection:
             elif name == frames.ENABLE_PUSH:
                 self._expect(value <= 1, "ENABLE_PUSH is 0 or 1")
         self._write(frames.frame(frames.SETTINGS, frames.ACK, 0))
-        self._drain()
+        if window_bytes != self._peer_window_bytes:
+            self._resize_windows(window_bytes)
+
+    def _resize_windows(self, window_bytes: int) -> None:
+        grown_bytes = window_bytes - self._peer_window_bytes
+        self._peer_window_bytes = window_bytes
+        for stream in list(self._streams.values()):
+            stream.send_window_bytes += grown_bytes  # below 0 as well (6.9.2)
+            in_bounds = stream.send_window_bytes <= frames.LARGEST_WINDOW_BYTES
+            self._expect(in_bounds, "a window too large", frames.FLOW_CONTROL_ERROR)
+            self._flush(stream)
 
     # --- frames out ---
 
@@ -474,16 +492,19 @@ class Connection:
             self._finish(stream)
 
     def _drain(self) -> None:
-        for stream in list(self._blocked.values()):
-            self._flush(stream)
+        while self._blocked and self._send_window_bytes > 0:
+            self._flush(self._blocked.pop(next(iter(self._blocked))))
 
     def _flush(self, stream: Stream) -> None:
         """Send what the windows let through of a stream's answers that wait."""
+        if not stream.waiting:
+            return
         while stream.waiting:
             piece = stream.waiting[0]
             room = min(stream.send_window_bytes, self._send_window_bytes, self._peer_frame_bytes)
             if room <= 0:
-                self._blocked[stream.id] = stream
+                if self._send_window_bytes <= 0:
+                    self._blocked[stream.id] = stream  # else it waits for a window of its own
                 return
             if len(piece) > room:
                 stream.waiting[0] = piece[room:]

@@ -11,7 +11,6 @@ HEAD_BYTES: Final = 9
 # Kinds (6).
 DATA: Final = 0x0
 HEADERS: Final = 0x1
-PRIORITY: Final = 0x2
 RST_STREAM: Final = 0x3
 SETTINGS: Final = 0x4
 PUSH_PROMISE: Final = 0x5

@@ -39,6 +39,8 @@ class Peer(asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)  # a loop's own classes need not derive from asyncio's
         self._listener.peers.add(self)
+        if self._listener.leaving:  # its handshake took until now
+            self.connection.leave()
         self._timer = self._loop.call_later(self._listener.keepalive_s, self._keep_alive)
         self._flush()
 

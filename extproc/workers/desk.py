@@ -92,9 +92,11 @@ class Desk:
         return self._requests[number]
 
     async def _discover(self, number: int, requests: asyncio.Queue[bytes]) -> None:
-        async for response in self._endpoints.serve(_each(requests)):
-            self._link.post((words.ENDPOINTS, number, response))
-        self._link.post((words.ENDPOINTS, number, None))
+        try:
+            async for response in self._endpoints.serve(_each(requests)):
+                self._link.post((words.ENDPOINTS, number, response))
+        finally:
+            self._link.post((words.ENDPOINTS, number, None))
 
 
 async def _each(requests: asyncio.Queue[bytes]) -> AsyncIterator[bytes]:

@@ -60,8 +60,8 @@ class Link:
             if passenger is not None:
                 passenger.close()
         self._outgoing.clear()
-        while self._sockets:
-            self.socket().close()
+        while (passenger := self.socket()) is not None:
+            passenger.close()
 
     # --- out ---
 
@@ -161,6 +161,9 @@ class Link:
         del buffer[:at]
         return messages
 
-    def socket(self) -> socket.socket:
-        """The socket that came with a message; call it once for each that has one, in their order."""
-        return self._sockets.popleft()
+    def socket(self) -> socket.socket | None:
+        """The socket that came with a message; call it once for each that has one, in their order.
+
+        None where it did not come: this process has no descriptor left, and the kernel has closed it.
+        """
+        return self._sockets.popleft() if self._sockets else None

@@ -68,8 +68,8 @@ class Parent:
 
     def _readable(self) -> None:
         for message in self.link.take():
+            self._silent = False
             if message[0] == words.ANSWER:
-                self._silent = False
                 waiting = self._asked.pop(message[1], None)
                 if waiting is not None:
                     waiting[0].switch(message)

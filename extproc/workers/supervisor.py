@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import socket
 import sys
 from collections import Counter
@@ -106,8 +107,11 @@ class WorkerProcess:
 
     def _readable(self) -> None:
         for message in self.link.take():
-            if not self._desk.hear(message):
-                self._hear_alive(words.read_alive(message))
+            try:
+                if not self._desk.hear(message):
+                    self._hear_alive(words.read_alive(message))
+            except Exception:  # of one request; those behind it are others'
+                log.exception("a worker's message failed")
         if self.link.ended:
             self.release()
 
@@ -220,8 +224,12 @@ class Supervisor:
             descriptor = theirs.fileno()
             try:
                 # In a group of its own: what a terminal sends is for the parent.
-                argv = (sys.executable, "-m", "extproc.workers", str(descriptor))
-                process = await asyncio.create_subprocess_exec(*argv, pass_fds=(descriptor,), process_group=0)
+                # And of the same program: not of one that lies in the directory where this one was started.
+                argv = (sys.executable, "-P", "-m", "extproc.workers", str(descriptor))
+                path = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+                process = await asyncio.create_subprocess_exec(
+                    *argv, pass_fds=(descriptor,), process_group=0, env={**os.environ, **path}
+                )
             except BaseException:
                 ours.close()
                 raise

@@ -67,7 +67,10 @@ class Worker:
                 self._discovery.respond(message[1], message[2])
             case words.CONNECTION:
                 self._taken += 1
-                self._begin(self._listener.serve(self._link.socket()))
+                if (connection := self._link.socket()) is not None:
+                    self._begin(self._listener.serve(connection))
+                else:
+                    log.error("a connection was lost: no descriptor is left")
             case words.READY:
                 self._server.set_ready(message[1])
             case words.FEATURES:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import grpc
 from envoy.config.core.v3.health_check_pb2 import DRAINING, HEALTHY
@@ -11,6 +12,7 @@ from envoy.service.discovery.v3.discovery_pb2 import DiscoveryRequest, Discovery
 
 from demo.wait import until
 from extproc.core.replica import Replica
+from extproc.services import ENDPOINT_DISCOVERY
 from tests.component.conftest import FLEET, Service, Stream
 
 TYPE_URL = "type.googleapis.com/envoy.config.endpoint.v3.ClusterLoadAssignment"
@@ -163,3 +165,20 @@ async def test_a_leaving_service_ends_its_streams(service: Service, channel: grp
     assert await stream.code() is grpc.StatusCode.OK
     late = service.discover(channel)
     assert await asyncio.wait_for(late.read(), 5) is grpc.aio.EOF
+
+
+async def test_a_stream_ends_when_its_envoy_has_said_all(service: Service, channel: grpc.aio.Channel) -> None:
+    stream = await subscribe(service, channel)
+    version = await service.endpoints.publish(FLEET)
+    await receive(stream)
+    await stream.done_writing()
+    assert await asyncio.wait_for(stream.read(), 5) is grpc.aio.EOF
+    assert await service.endpoints.acknowledged(version, timeout_s=5), "nobody is waited for"
+
+
+async def test_what_is_no_request_ends_its_stream(service: Service, channel: grpc.aio.Channel) -> None:
+    call: Any = channel.stream_stream(f"/{ENDPOINT_DISCOVERY}/StreamEndpoints")  # bytes as they are
+    stream = call()
+    await stream.write(b"\xff\xff")
+    assert await asyncio.wait_for(stream.read(), 5) is grpc.aio.EOF
+    assert not service.endpoints.subscribers

@@ -97,3 +97,19 @@ async def test_a_socket_left_by_a_crash_is_replaced_and_one_in_use_is_not(tmp_pa
             client.connect(str(path))
     finally:
         await running.stop()
+
+
+async def test_a_file_that_is_no_socket_is_not_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "precious"
+    path.write_text("keep me")
+    with pytest.raises(RuntimeError, match="cannot listen"):
+        await server(ServerSettings(listen=f"unix:{path}", notice_s=0.0)).start()
+    assert path.read_text() == "keep me"
+
+
+async def test_a_socket_file_that_somebody_removed_does_not_keep_it_from_leaving(tmp_path: Path) -> None:
+    path = tmp_path / "router.sock"
+    running = server(ServerSettings(listen=f"unix:{path}", notice_s=0.0))
+    await running.start()
+    path.unlink()
+    await running.stop()

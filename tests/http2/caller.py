@@ -90,6 +90,7 @@ class Caller:
         self.answers: dict[int, Answer] = {}
         self.last_goaway: h2.events.ConnectionTerminated | None = None
         self.woken = 0
+        self.pings: list[str] = []
         self.acknowledge = True
         self._cut = cut
         self._on = on
@@ -132,6 +133,10 @@ class Caller:
                 self.answers[event.stream_id].ended = True
             case h2.events.StreamReset():
                 self.answers[event.stream_id].reset = event.error_code
+            case h2.events.PingReceived():
+                self.pings.append("asked")
+            case h2.events.PingAckReceived():
+                self.pings.append("answered")
             case h2.events.ConnectionTerminated():
                 self.last_goaway = event
 

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from extproc.http2 import frames
-from extproc.http2.connection import MAX_CONTINUATIONS, Connection
-from tests.http2.caller import HEADERS, MAX_MESSAGE_BYTES, PATH, Caller, Recorded
+from extproc.http2.connection import MAX_CONTINUATIONS, MAX_SETTINGS_FRAMES, Connection
+from tests.http2.caller import HEADERS, MAX_MESSAGE_BYTES, PATH, Caller, Recorded, echo
 
 SETTINGS = frames.PREFACE + frames.settings({})
 
@@ -243,6 +243,36 @@ def test_a_peer_that_takes_no_answers_is_given_no_room() -> None:
     assert caller.h2.local_flow_control_window(stream) > 80_000
 
 
+def test_a_peer_that_sends_past_its_window_loses_the_stream() -> None:
+    # Its own window is closed, so its messages' echoes would be held: up to our window, and no further.
+    held: list[bytes] = []
+    connection = Connection({PATH: lambda answering, _: Recorded(answering, {}, echo)}, MAX_MESSAGE_BYTES, lambda: None)
+    connection.receive(frames.PREFACE + frames.settings({frames.INITIAL_WINDOW_SIZE: 0}))
+    block = b"\x83\x86\x04" + bytes([len(PATH)]) + PATH.encode() + b"\x5f\x10application/grpc"
+    connection.receive(headers_frame(1, block=block))
+    connection.take_output()
+    piece = b"\0" + (10_000).to_bytes(4, "big") + bytes(10_000)
+    for _ in range(100):  # 1 MB, through a window of 165,535
+        connection.receive(frames.frame(frames.DATA, 0, 1, piece))
+        held.append(connection.take_output())
+    assert b"".join(held).endswith(frames.reset(1, frames.FLOW_CONTROL_ERROR))
+    assert connection.open_streams == 0 and not connection.failed
+
+
+def test_settings_without_end_are_not_followed() -> None:
+    connection = Connection({}, MAX_MESSAGE_BYTES, lambda: None)
+    connection.receive(SETTINGS + frames.settings({frames.INITIAL_WINDOW_SIZE: 1}) * MAX_SETTINGS_FRAMES)
+    assert connection.failed == "settings without end"
+
+
+def test_a_window_that_settings_push_past_its_limit_is_an_error() -> None:
+    caller = Caller()
+    stream = caller.open()
+    caller.connection.receive(frames.window_update(stream, 2**31 - 1 - 65_535))
+    caller.connection.receive(frames.settings({frames.INITIAL_WINDOW_SIZE: 65_536}))
+    assert caller.connection.failed
+
+
 def test_a_peers_frames_may_be_no_larger_than_it_says_and_its_windows_may_be_huge() -> None:
     caller = Caller(max_message_bytes=1 << 20)
     caller.h2.update_settings({SettingCodes.MAX_FRAME_SIZE: 1 << 20, SettingCodes.INITIAL_WINDOW_SIZE: 1 << 30})
@@ -265,14 +295,13 @@ def test_output_at_another_time_wakes_whoever_writes() -> None:
     assert caller.answers[1].messages == [b"later", b"and more"]
 
 
-def test_a_ping_is_answered_and_ours_is_noticed() -> None:
+def test_a_ping_is_answered_and_ours_is_one() -> None:
     caller = Caller()
     caller.h2.ping(b"12345678")
     caller.exchange()
     caller.connection.ping()
-    assert not caller.connection.answered_ping
     caller.exchange()
-    assert caller.connection.answered_ping
+    assert caller.pings == ["answered", "asked"]
 
 
 def test_whoever_leaves_lets_open_calls_go_on() -> None:
@@ -282,9 +311,12 @@ def test_whoever_leaves_lets_open_calls_go_on() -> None:
     caller.connection.leave()
     back = caller.connection.take_output()
     assert back == frames.goaway(stream, frames.NO_ERROR)
+    # What the peer had sent when it heard so is for nobody, and no error.
     late = frames.frame(frames.HEADERS, frames.END_HEADERS, stream + 2, b"\x83")
+    late += frames.frame(frames.DATA, 0, stream + 2, b"\0\0\0\0\1x") + frames.window_update(stream + 2, 1)
+    late += frames.reset(stream + 2, frames.NO_ERROR)
     caller.connection.receive(late)
-    assert len(caller.calls) == 1
+    assert len(caller.calls) == 1 and not caller.connection.failed
     caller.calls[0].answering.end()
     assert caller.connection.open_streams == 0
 

@@ -106,9 +106,20 @@ async def test_sockets_travel_with_their_messages(ends: tuple[Link, Link]) -> No
     numbers = [message[1] for message in await everything(other, 15) if message[0] == 1]
     assert numbers == [0, 1, 2, 3, 4]
     for number, near in enumerate(ours):
-        with near, other.socket() as received:
+        received = other.socket()
+        assert received is not None
+        with near, received:
             received.sendall(b"%d" % number)
             assert near.recv(10) == b"%d" % number
+
+
+async def test_a_socket_that_did_not_arrive_is_none_and_loses_no_message(ends: tuple[Link, Link]) -> None:
+    """So it is where this process has no descriptor left: the kernel closes what it can't hand over."""
+    one, other = ends
+    one.post((1,))
+    one.post((2,))
+    assert await everything(other, 2) == [(1,), (2,)]
+    assert other.socket() is None
 
 
 async def test_what_can_wait_keeps_its_place(ends: tuple[Link, Link]) -> None:

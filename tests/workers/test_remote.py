@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import socket
 import threading
 import time
 from functools import partial
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from envoy.service.discovery.v3.discovery_pb2 import DiscoveryRequest, DiscoveryResponse
+from greenlet import greenlet
 
 from demo.wait import until
 from extproc.call import UNKNOWN
@@ -21,14 +23,16 @@ from extproc.core.request import Request
 from extproc.core.router import Router, RouterSettings
 from extproc.picker import EndpointPicker, ResponseStart
 from extproc.workers import words
-from extproc.workers.remote import ANSWER_LIMIT_S, Patient
+from extproc.workers.link import Link
+from extproc.workers.remote import ANSWER_LIMIT_S, Parent, Patient
 from tests.support.watch import Watch
 from tests.workers.house import MAX_UNREAD_BYTES, House, Worker, waiting
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import AsyncIterator, Callable, Iterator
 
     from extproc.picker import Picker, RoutedRequest
+    from extproc.workers.link import Message
 
 FLEET = [Replica(f"replica-{number}", f"10.0.0.{number}:8000") for number in range(1, 7)]
 CHAT = "/v1/chat/completions"
@@ -237,6 +241,36 @@ def silence(house: House) -> Iterator[Silence]:
     silence = Silence(house)
     yield silence
     silence.end()
+
+
+async def test_any_word_of_the_parent_ends_its_silence() -> None:
+    """The answer that was waited for may never come: nobody asks meanwhile, so there is no other."""
+    ours, theirs = socket.socketpair()
+    heard: list[Message] = []
+    answers: list[Message | None] = []
+    asked: list[Message] = []
+    parent = Parent(ours, heard.append, lambda: None)
+    other = Link(theirs, lambda: asked.extend(other.take()))
+
+    def ask(number: int) -> None:
+        greenlet(lambda: answers.append(parent.ask(number, (words.QUESTION, number)))).switch()
+
+    async def holds(condition: Callable[[], bool], what: str) -> None:
+        async def held() -> bool:
+            return condition()
+
+        await until(held, what)
+
+    ask(1)
+    await holds(lambda: answers == [None], "nobody has answered")
+    ask(2)
+    assert answers == [None, None], "it is not asked"
+    other.post((words.PING,))
+    await holds(lambda: heard == [(words.PING,)], "it has said something")
+    ask(3)
+    await holds(lambda: asked == [(words.QUESTION, 1), (words.QUESTION, 3)], "it is asked again")
+    parent.link.close()
+    other.close()
 
 
 async def test_a_parent_that_stands_still_is_waited_for_once(house: House, silence: Silence) -> None:
