@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import grpc
-
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    import grpc
 
 log = logging.getLogger(__name__)
 
@@ -30,6 +30,8 @@ class CertificateFiles:
 
         Raises ValueError that names the key and the file where they do not hold now.
         """
+        import grpc  # noqa: PLC0415  # its core is many megabytes, and the other transport needs none of it
+
         return grpc.dynamic_ssl_server_credentials(
             self._read(),
             self._read_again,  # type: ignore[arg-type]  # its stubs forget None, "as before"
@@ -62,6 +64,8 @@ class CertificateFiles:
         key = _pem("tls_key", self.key)
         client_ca = _pem("tls_client_ca", self.client_ca) if self.client_ca else None
         self._context()  # gRPC would say no more than "failed to bind", and only where it is told so at the start
+        import grpc  # noqa: PLC0415  # as above
+
         return grpc.ssl_server_certificate_configuration([(key, certificate)], client_ca)
 
     def _context(self) -> ssl.SSLContext:

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Final
 
 from extproc.address import check_address, join_address, socket_path, split_address
 from extproc.certificates import CertificateFiles
-from extproc.grpcio_transport import GrpcioTransport
 from extproc.http2.listener import Listener
 from extproc.services import EXTERNAL_PROCESSOR, Health, services
 
 if TYPE_CHECKING:
     from extproc.eds import DiscoveryStreams
+    from extproc.grpcio_transport import GrpcioTransport
     from extproc.picker import Picker
 
 LIVENESS: Final = "liveness"
@@ -131,6 +131,8 @@ class Server:
         self.set_ready(False)
 
     async def _start_grpcio(self) -> str:
+        from extproc.grpcio_transport import GrpcioTransport  # noqa: PLC0415  # see certificates.py
+
         settings = self._settings
         try:
             credentials = certificates(settings).credentials() if settings.tls_certificate else None

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 from time import monotonic
 
 import grpc
@@ -141,3 +143,9 @@ async def test_a_port_in_use_is_an_error(service: Service) -> None:
     second = Server(ServerSettings(listen=service.address), EndpointPicker(service.router), EndpointDiscovery())
     with pytest.raises(RuntimeError):
         await second.start()
+
+
+def test_the_default_transport_needs_nothing_of_grpcs_core() -> None:
+    """It is many megabytes in each process, workers' among them."""
+    loaded = "import sys, extproc.service, extproc.workers.worker; sys.exit('grpc' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", loaded], check=False).returncode == 0
