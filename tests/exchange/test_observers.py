@@ -9,14 +9,14 @@ from extproc.core.replica import Replica
 from extproc.core.request import Request
 from extproc.core.router import Router
 from extproc.observers import Observers
-from extproc.picker import EndpointPicker, NoObserver, ResponseStart
+from extproc.picker import EndpointPicker, ResponseStart
 from tests.support.watch import Watch
 
 if TYPE_CHECKING:
     import pytest
 
 
-class Faulty(NoObserver):
+class Faulty:
     """Raises at every word."""
 
     def fail(self, *_: Any) -> NoReturn:
