@@ -87,9 +87,11 @@ class Discovery:
         self._task.cancel()
 
     async def _serve(self, endpoints: DiscoveryStreams) -> None:
-        async for response in endpoints.serve(self):
-            self._answering.send(response)
-        self._answering.end()
+        try:
+            async for response in endpoints.serve(self):
+                self._answering.send(response)
+        finally:
+            self._answering.end()
 
     def __aiter__(self) -> Self:
         return self

@@ -3,7 +3,8 @@
     asyncio  ->  listener   sockets, TLS, keepalive, the way out
                     |  bytes, both ways
                  connection frames, flow control, streams         RFC 9113
-                    |-- headers    their compression              RFC 7541, by the package hpack
+                    |-- headers    their compression              RFC 7541
+                    |-- stream     a call's messages in frames    grpc/doc/PROTOCOL-HTTP2.md
                     |  messages, both ways
                  extproc.call   messages in, messages out         grpc/doc/PROTOCOL-HTTP2.md
 

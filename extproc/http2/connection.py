@@ -25,14 +25,15 @@ import logging
 from struct import Struct
 from typing import TYPE_CHECKING, Final
 
-from extproc.call import RESOURCE_EXHAUSTED, UNIMPLEMENTED, UNKNOWN
+from extproc.call import UNIMPLEMENTED, UNKNOWN
 from extproc.http2 import frames
-from extproc.http2.headers import ANSWER, MAX_HEADERS_BYTES, UNSUPPORTED, BadHeaders, HeaderBlocks, trailers
+from extproc.http2.headers import ANSWER, MAX_HEADERS_BYTES, UNSUPPORTED, BadHeaders, HeaderBlocks
+from extproc.http2.stream import PREFIX_BYTES, Stream
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from extproc.call import Call, Service
+    from extproc.call import Service
 
 MAX_STREAMS: Final = 100_000
 """Open at a time: one for each request that runs. No fleet of a thousand engines has as many."""
@@ -44,7 +45,6 @@ CONNECTION_WINDOW_BYTES: Final = frames.LARGEST_WINDOW_BYTES
 """The streams' own windows bound what is held."""
 CONNECTION_STEP_BYTES: Final = 16 * 1024 * 1024
 
-PREFIX_BYTES: Final = 5
 _DATA_HEAD: Final = Struct(">HBBBLBL")
 """A frame's head and a gRPC message's prefix: length (24 bits), kind, flags, stream; compressed or not, length."""
 
@@ -57,66 +57,6 @@ class ConnectionFailed(Exception):
     def __init__(self, error: int, message: str) -> None:
         super().__init__(message)
         self.error = error
-
-
-class Stream:
-    """One call: its message that is not complete, its answers that wait."""
-
-    def __init__(self, connection: Connection, stream_id: int, send_window_bytes: int) -> None:
-        self.id = stream_id
-        self.call: Call | None = None
-        self.begun = False
-        self.peer_ended = False
-        self.ending: bytes | None = None
-        self.waiting: list[bytes] = []
-        self.send_window_bytes = send_window_bytes
-        self.unacknowledged_bytes = 0
-        self._connection = connection
-        self._prefix = b""
-        self._pieces: list[bytes] = []
-        self._missing_bytes = 0
-
-    # --- the service's side ---
-
-    def send(self, message: bytes) -> None:
-        self._connection.send(self, message)
-
-    def end(self, status: int = 0, message: str = "") -> None:
-        self._connection.end(self, trailers(status, message))
-
-    # --- the connection's side ---
-
-    def data(self, data: bytes, start: int, stop: int, max_message_bytes: int) -> None:
-        """A piece of the peer's messages: `data[start:stop]`."""
-        if self._prefix:  # one that was cut within its five bytes
-            data, self._prefix = self._prefix + data[start:stop], b""
-            start, stop = 0, len(data)
-        while start < stop and self.call is not None and self.ending is None:
-            if not self._missing_bytes:
-                if stop - start < PREFIX_BYTES:
-                    self._prefix = data[start:stop]
-                    return
-                length = int.from_bytes(data[start + 1 : start + PREFIX_BYTES], "big")
-                if data[start]:
-                    self.end(UNIMPLEMENTED, "compressed messages are not understood")
-                    return
-                if length > max_message_bytes:
-                    self.end(RESOURCE_EXHAUSTED, f"a message of {length} bytes, above the limit of {max_message_bytes}")
-                    return
-                start += PREFIX_BYTES
-                if length <= stop - start:
-                    self.call.received(data[start : start + length])
-                    start += length
-                    continue
-                self._missing_bytes = length
-            taken = min(self._missing_bytes, stop - start)
-            self._pieces.append(data[start : start + taken])
-            self._missing_bytes -= taken
-            start += taken
-            if not self._missing_bytes:
-                message = b"".join(self._pieces)
-                self._pieces.clear()
-                self.call.received(message)
 
 
 class Connection:
