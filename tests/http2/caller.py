@@ -10,6 +10,7 @@ import h2.config
 import h2.connection
 import h2.events
 
+from extproc.http2 import frames
 from extproc.http2.connection import Connection
 
 if TYPE_CHECKING:
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 
 PATH = "/test.Service/Method"
 MAX_MESSAGE_BYTES = 100_000
+SETTINGS = frames.PREFACE + frames.settings({})
+"""What a client begins with."""
 HEADERS = [
     (":method", "POST"),
     (":scheme", "http"),
@@ -164,3 +167,7 @@ class Caller:
         if end:
             self.h2.end_stream(stream_id)
             self.exchange()
+
+
+def headers_frame(stream_id: int, flags: int = frames.END_HEADERS, block: bytes = b"\x83") -> bytes:
+    return frames.frame(frames.HEADERS, flags, stream_id, block)
