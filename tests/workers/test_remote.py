@@ -12,7 +12,6 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
-from envoy.service.discovery.v3.discovery_pb2 import DiscoveryRequest, DiscoveryResponse
 from greenlet import greenlet
 
 from demo.wait import until
@@ -29,7 +28,7 @@ from tests.support.watch import Watch
 from tests.workers.house import MAX_UNREAD_BYTES, House, Worker, waiting
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterator
+    from collections.abc import Callable, Iterator
 
     from extproc.picker import Picker, RoutedRequest
     from extproc.workers.link import Message
@@ -404,46 +403,3 @@ def test_feature_settings_pass_whole() -> None:
     request = Request("POST", CHAT, {}, b'{"messages": [{"role": "user", "content": "nonce=17 hello"}]}')
     other = Request("POST", CHAT, {}, b'{"messages": [{"role": "user", "content": "nonce=18 hello"}]}')
     assert extract(request, received).conversation_key == extract(other, received).conversation_key
-
-
-async def envoy(*messages: bytes) -> AsyncIterator[bytes]:
-    """One Envoy's discovery stream, open until cancelled."""
-    for message in messages:
-        yield message
-    await asyncio.Event().wait()
-
-
-async def subscribers(house: House, count: int) -> None:
-    async def reached() -> bool:
-        return len(house.endpoints.subscribers) == count
-
-    await until(reached, f"{count} Envoys follow")
-
-
-async def test_discovery_streams_are_the_parents(house: House) -> None:
-    worker: Worker = house.worker()
-    said = DiscoveryRequest(resource_names=["fleet"])
-    said.node.id = "envoy-1"
-    first = worker.discovery.serve(envoy(said.SerializeToString()))
-    second = worker.discovery.serve(envoy(said.SerializeToString()))
-    assert house.run(house.endpoints.publish(FLEET)) == 1
-    responses = [DiscoveryResponse.FromString(await anext(stream)) for stream in (first, second)]
-    assert [each.version_info for each in responses] == ["1", "1"]
-    await subscribers(house, 2)
-    await first.aclose()
-    await subscribers(house, 1)
-    house.run(house.endpoints.close())
-    with pytest.raises(StopAsyncIteration):
-        await anext(second)
-
-
-async def test_a_dead_workers_envoys_are_not_waited_for(house: House) -> None:
-    worker = house.worker()
-    stream = worker.discovery.serve(envoy(DiscoveryRequest(resource_names=["fleet"]).SerializeToString()))
-    version = house.run(house.endpoints.publish(FLEET))
-    await anext(stream)
-    await subscribers(house, 1)
-    worker.parent.link.close()
-    assert house.run(house.endpoints.acknowledged(version, timeout_s=5))
-    await subscribers(house, 0)
-    await stream.aclose()
